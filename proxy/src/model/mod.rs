@@ -1,0 +1,23 @@
+//! The service map: what Kubernetes says about Services, endpoints and this node, and what follows from it for packets.
+//!
+//! Pure: no IO, no clock, no async, no unsafe, no Kubernetes API types. Input arrives as [`Delta`]s in a [`ServiceTable`];
+//! [`resolve()`] derives what a Service means on this node; [`lookup()`] is the oracle: what must happen to a new connection.
+#![forbid(unsafe_code)]
+
+pub mod endpoint;
+pub mod lookup;
+pub mod name;
+pub mod node;
+pub mod resolve;
+pub mod service;
+pub mod table;
+pub mod topology;
+
+pub use endpoint::{Endpoint, EndpointSlice, SlicePort};
+pub use lookup::{Outcome, Packet, lookup};
+pub use name::{ObjectName, ServicePortName};
+pub use node::{LocalDetector, Node, NodePortAddresses, Settings};
+pub use proxy_common::{IpFamily, Protocol};
+pub use resolve::{Backend, ServicePortView, resolve};
+pub use service::{Service, ServicePort, ServiceType, TrafficPolicy};
+pub use table::{Delta, ServiceTable};

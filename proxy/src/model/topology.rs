@@ -1,0 +1,1 @@
+//! Topology hints (parity 3.7): which ready endpoints this node should use.

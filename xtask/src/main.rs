@@ -1,0 +1,2 @@
+//! Tandem's developer commands.
+fn main() {}
