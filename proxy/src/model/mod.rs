@@ -10,6 +10,8 @@ pub mod name;
 pub mod node;
 pub mod resolve;
 pub mod service;
+#[cfg(any(test, feature = "test-util"))]
+pub mod strategies;
 pub mod table;
 pub mod topology;
 
@@ -20,4 +22,5 @@ pub use node::{LocalDetector, Node, NodePortAddresses, Settings};
 pub use proxy_common::{IpFamily, Protocol};
 pub use resolve::{Backend, ServicePortView, resolve};
 pub use service::{Service, ServicePort, ServiceType, TrafficPolicy};
-pub use table::{Delta, ServiceTable};
+pub use table::{Changes, Delta, ServiceTable};
+pub use topology::TopologyMode;

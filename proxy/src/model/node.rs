@@ -20,6 +20,12 @@ pub struct Node {
 }
 
 impl Node {
+    /// The zone that topology hints are compared with: the label, unless it is empty.
+    #[must_use]
+    pub fn effective_zone(&self) -> Option<&Arc<str>> {
+        self.zone.as_ref().filter(|zone| !zone.is_empty())
+    }
+
     /// The first address of `family`.
     #[must_use]
     pub fn address(&self, family: IpFamily) -> Option<IpAddr> {
@@ -27,7 +33,7 @@ impl Node {
     }
 }
 
-/// The rule that tells pod traffic from other traffic, already chosen for one family (parity 1.8).
+/// The rule that tells pod traffic from other traffic, already chosen for one family.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum LocalDetector {
     /// No detector for this family.
@@ -41,7 +47,7 @@ pub enum LocalDetector {
     InterfacePrefix(Arc<str>),
 }
 
-/// Which destination addresses accept NodePort traffic, in one family (parity 1.9).
+/// Which destination addresses accept NodePort traffic, in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePortAddresses {
     /// Every local address that is not a loopback one.
@@ -63,11 +69,32 @@ pub struct Settings {
     pub masquerade_all: bool,
     /// 1 << masqueradeBit
     pub masquerade_mark: u32,
-    /// This node's address of the family, for the self-permission of source ranges (parity 1.12).
+    /// This node's address of the family, for the self-permission of source ranges.
     pub node_ip: Option<IpAddr>,
     /// Addresses of this host's interfaces, of the family (what `fib daddr type local` means). Only `lookup` reads it: the
     /// kernel asks its own routing tables.
     pub local_addresses: BTreeSet<IpAddr>,
+    /// Whether `spec.externalIPs` is served (kube-proxy's feature gate `AllowServiceExternalIPs`).
+    pub external_ips_enabled: bool,
     /// Size of each affinity set: how many clients one endpoint remembers.
     pub affinity_clients_max: u32,
+}
+
+impl Settings {
+    /// The settings of a node about which nothing is known yet, with kube-proxy's defaults for the rest: no detector,
+    /// NodePorts on every address, mark bit 14, external IPs served, 65,535 clients per affinity set.
+    #[must_use]
+    pub fn new(family: IpFamily) -> Self {
+        Self {
+            family,
+            detector: LocalDetector::None,
+            node_port_addresses: NodePortAddresses::All,
+            masquerade_all: false,
+            masquerade_mark: 1 << 14,
+            node_ip: None,
+            local_addresses: BTreeSet::new(),
+            external_ips_enabled: true,
+            affinity_clients_max: 65_535,
+        }
+    }
 }

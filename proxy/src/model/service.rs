@@ -48,7 +48,8 @@ pub struct Service {
     pub name: ObjectName,
     /// `spec.type`
     pub service_type: ServiceType,
-    /// The ClusterIP of each family that the Service has, already paired by the rules of parity 3.1 (at most one per family).
+    /// The ClusterIP of each family that the Service has, at most one per family: with `spec.ipFamilies` the entry of
+    /// `spec.clusterIPs` at the same index, else `spec.clusterIP` (as kube-proxy v1.37 pairs them).
     pub cluster_ips: Vec<IpAddr>,
     /// `spec.externalIPs`, both families, in order.
     pub external_ips: Vec<IpAddr>,
