@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 
 pub mod endpoint;
+#[cfg(test)]
+mod fixtures;
 pub mod lookup;
 pub mod name;
 pub mod node;
@@ -16,7 +18,7 @@ pub mod table;
 pub mod topology;
 
 pub use endpoint::{Endpoint, EndpointSlice, SlicePort};
-pub use lookup::{Outcome, Packet, lookup};
+pub use lookup::{Choice, Oracle, Outcome, Packet, lookup};
 pub use name::{ObjectName, ServicePortName};
 pub use node::{LocalDetector, Node, NodePortAddresses, Settings};
 pub use proxy_common::{IpFamily, Protocol};
