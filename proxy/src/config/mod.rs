@@ -7,42 +7,12 @@ mod duration;
 mod file;
 pub mod flags;
 
+pub use crate::model::DetectLocalMode;
 pub use duration::{format_duration, parse_duration};
 pub use flags::Flags;
 
 use std::path::PathBuf;
 use std::time::Duration;
-
-/// How traffic of local pods is told from other traffic. `detectLocalMode` of KubeProxyConfiguration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum DetectLocalMode {
-    /// Source inside `clusterCIDR`.
-    #[default]
-    ClusterCidr,
-    /// Source inside this Node's podCIDRs.
-    NodeCidr,
-    /// Arrived by the interface `bridgeInterface`.
-    BridgeInterface,
-    /// Arrived by an interface whose name begins with `interfaceNamePrefix`.
-    InterfaceNamePrefix,
-}
-
-impl DetectLocalMode {
-    /// The mode with this name; an empty name is the default.
-    fn parse(name: &str) -> Result<Self, String> {
-        Ok(match name {
-            "" | "ClusterCIDR" => Self::ClusterCidr,
-            "NodeCIDR" => Self::NodeCidr,
-            "BridgeInterface" => Self::BridgeInterface,
-            "InterfaceNamePrefix" => Self::InterfaceNamePrefix,
-            other => {
-                return Err(format!(
-                    "{other:?} is no mode: use ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix"
-                ));
-            }
-        })
-    }
-}
 
 /// Where objects come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,7 +156,7 @@ fn validate(flags: &Flags, raw: Raw, host_name: &str) -> Result<Config, ConfigEr
         }
     };
 
-    let detect_local_mode = DetectLocalMode::parse(&raw.detect_local_mode);
+    let detect_local_mode = raw.detect_local_mode.parse::<DetectLocalMode>().map_err(|unknown| unknown.to_string());
     check("detectLocalMode", detect_local_mode.as_ref().map(|_| ()).map_err(Clone::clone));
     let detect_local_mode = detect_local_mode.unwrap_or_default();
 

@@ -9,8 +9,10 @@
 //! An endpoint that is itself a service address, or a port of this node that is a NodePort without endpoints, is listed as a choice although
 //! the kernel refuses the translated packet; Kubernetes supports no such endpoints.
 
+use super::detector::LocalDetector;
 use super::name::ServicePortName;
-use super::node::{LocalDetector, NodePortAddresses, Settings};
+use super::node::Settings;
+use super::node_ports::NodePortAddresses;
 use super::resolve::{Backend, ServicePortView, resolve};
 use super::table::ServiceTable;
 use ipnet::IpNet;

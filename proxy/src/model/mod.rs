@@ -4,12 +4,14 @@
 //! [`resolve()`] derives what a Service means on this node; [`lookup()`] is the oracle: what must happen to a new connection.
 #![forbid(unsafe_code)]
 
+pub mod detector;
 pub mod endpoint;
 #[cfg(test)]
 mod fixtures;
 pub mod lookup;
 pub mod name;
 pub mod node;
+pub mod node_ports;
 pub mod resolve;
 pub mod service;
 #[cfg(any(test, feature = "test-util"))]
@@ -17,10 +19,12 @@ pub mod strategies;
 pub mod table;
 pub mod topology;
 
+pub use detector::{DetectLocalMode, LocalDetector, UnknownDetectLocalMode};
 pub use endpoint::{Endpoint, EndpointSlice, SlicePort};
 pub use lookup::{Choice, Oracle, Outcome, Packet, lookup};
 pub use name::{ObjectName, ServicePortName};
-pub use node::{LocalDetector, Node, NodePortAddresses, Settings};
+pub use node::{Node, Settings};
+pub use node_ports::NodePortAddresses;
 pub use proxy_common::{IpFamily, Protocol};
 pub use resolve::{Backend, ServicePortView, resolve};
 pub use service::{Service, ServicePort, ServiceType, TrafficPolicy};

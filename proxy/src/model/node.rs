@@ -1,5 +1,7 @@
 //! Facts about this node, and the settings that change what packets meet.
 
+use super::detector::LocalDetector;
+use super::node_ports::NodePortAddresses;
 use ipnet::IpNet;
 use proxy_common::IpFamily;
 use std::collections::BTreeSet;
@@ -26,34 +28,17 @@ impl Node {
         self.zone.as_ref().filter(|zone| !zone.is_empty())
     }
 
-    /// The first address of `family`.
+    /// The node's IP of `family`: the first address of it.
     #[must_use]
     pub fn address(&self, family: IpFamily) -> Option<IpAddr> {
         self.addresses.iter().copied().find(|ip| IpFamily::of(*ip) == family)
     }
-}
 
-/// The rule that tells pod traffic from other traffic, already chosen for one family.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub enum LocalDetector {
-    /// No detector for this family.
-    #[default]
-    None,
-    /// Source address inside this network (modes ClusterCIDR and NodeCIDR).
-    Cidr(IpNet),
-    /// Input interface has exactly this name (mode BridgeInterface).
-    Interface(Arc<str>),
-    /// Input interface name begins with this prefix (mode InterfaceNamePrefix).
-    InterfacePrefix(Arc<str>),
-}
-
-/// Which destination addresses accept NodePort traffic, in one family.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodePortAddresses {
-    /// Every local address that is not a loopback one.
-    All,
-    /// These local addresses, loopback ones already left out.
-    Only(BTreeSet<IpAddr>),
+    /// The family of the node's first address; IPv4 while none is known.
+    #[must_use]
+    pub fn primary_family(&self) -> IpFamily {
+        self.addresses.first().map_or(IpFamily::V4, |&ip| IpFamily::of(ip))
+    }
 }
 
 /// All that `resolve`, `lookup` and `compile` need beside the objects, for one family.
@@ -96,5 +81,40 @@ impl Settings {
             external_ips_enabled: true,
             affinity_clients_max: 65_535,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::fixtures::{ip, ips};
+
+    fn node(addresses: &[&str]) -> Node {
+        Node { addresses: ips(addresses), ..Node::default() }
+    }
+
+    #[test]
+    fn p1_p2_one_address_has_one_family_and_that_is_the_primary_one() {
+        let v4 = node(&["192.168.1.1"]);
+        assert_eq!((v4.primary_family(), v4.address(IpFamily::V4)), (IpFamily::V4, Some(ip("192.168.1.1"))));
+        assert_eq!(v4.address(IpFamily::V6), None);
+        let v6 = node(&["fd00:1234::1"]);
+        assert_eq!((v6.primary_family(), v6.address(IpFamily::V6)), (IpFamily::V6, Some(ip("fd00:1234::1"))));
+        assert_eq!(v6.address(IpFamily::V4), None);
+    }
+
+    #[test]
+    fn p3_p5_the_first_address_decides_the_primary_family_and_the_first_of_each_family_counts() {
+        let v6_first = node(&["2001:db8::2", "90.90.90.90", "2001:db8::3", "91.91.91.91"]);
+        assert_eq!(v6_first.primary_family(), IpFamily::V6);
+        assert_eq!(v6_first.address(IpFamily::V6), Some(ip("2001:db8::2")));
+        assert_eq!(v6_first.address(IpFamily::V4), Some(ip("90.90.90.90")));
+        assert_eq!(node(&["90.90.90.90", "2001:db8::2"]).primary_family(), IpFamily::V4);
+    }
+
+    #[test]
+    fn p4_without_a_node_ipv4_is_primary_and_no_address_is_known() {
+        assert_eq!(node(&[]).primary_family(), IpFamily::V4);
+        assert!(IpFamily::ALL.into_iter().all(|family| node(&[]).address(family).is_none()));
     }
 }
