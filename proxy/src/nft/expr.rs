@@ -113,4 +113,6 @@ pub enum Expr {
     Reject,
     /// accept, drop, return, jump, goto
     Verdict(Verdict),
+    /// Only in what is read back: something that Tandem does not make, in words.
+    Foreign(String),
 }

@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Name of a chain, set or map. Kernel limit: 255 bytes (`NFT_NAME_MAXLEN` = 256 with the final zero).
+/// A keyword of nft(8) (`masquerade`, `reject`, `drop` …) makes a table that nft 1.0.6 lists but cannot load: names have a hyphen
+/// or are no keyword.
 pub type Name = Arc<str>;
 
 /// A table of one family: `ip NAME` or `ip6 NAME`.
@@ -50,6 +52,8 @@ pub enum ChainType {
     Filter,
     /// `type nat`
     Nat,
+    /// Only in what is read back: a base chain that Tandem does not make (another type or hook, a device, policy drop).
+    Foreign,
 }
 
 /// What makes a chain a base chain. Policy is always the kernel's default, accept.
@@ -108,7 +112,7 @@ pub enum MapData {
 /// Definition of a set or map, without elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// Key parts; more than one = concatenation.
+    /// Key parts; more than one = concatenation. None in what is read back: a set of a shape that Tandem does not make.
     pub key: Vec<Field>,
     /// For maps.
     pub data: Option<MapData>,
@@ -151,13 +155,27 @@ pub enum Data {
     Value(Bytes),
 }
 
-/// Key of an element: `end` is set in interval sets only and is the last key of the range, inclusive.
+/// Key of an element. In interval sets `end` is always set, also for a single key, and is the last key of the range,
+/// inclusive; in all others it is `None`. A range of an interval set with one key part is an address range.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     /// The key, or the first key of a range.
     pub start: Bytes,
     /// The last key of a range.
     pub end: Option<Bytes>,
+}
+
+impl Key {
+    /// Key of a set without `interval`.
+    #[must_use]
+    pub fn single(key: Bytes) -> Self {
+        Self { start: key, end: None }
+    }
+    /// Key of an interval set, from the first to the last key of the range.
+    #[must_use]
+    pub fn range(start: Bytes, end: Bytes) -> Self {
+        Self { start, end: Some(end) }
+    }
 }
 
 /// The rest of an element.

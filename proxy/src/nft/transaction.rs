@@ -14,6 +14,8 @@ pub enum Op {
     },
     /// Delete a table with all that is in it (the transaction's own table or another, as at take-over). Fails if absent.
     DeleteTable(TableId),
+    /// Delete a table with all that is in it if it exists (the transaction's own table or another).
+    DestroyTable(TableId),
     /// Make sure that the chain exists.
     AddChain {
         /// Chain name.
@@ -33,6 +35,13 @@ pub enum Op {
         chain: Name,
         /// The rule.
         rule: Rule,
+    },
+    /// Delete one rule, by the handle that the kernel gave it. For tables of others; ours are changed by flush and add.
+    DeleteRule {
+        /// Chain name.
+        chain: Name,
+        /// The kernel's handle.
+        handle: u64,
     },
     /// Make sure that the set or map exists.
     AddSet {
