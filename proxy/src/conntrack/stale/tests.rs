@@ -53,6 +53,7 @@ pub(crate) fn settings(family: IpFamily, addresses: NodePortAddresses, local: &[
         node_ip: None,
         local_addresses: local.iter().map(|ip| ip.parse().unwrap()).collect(),
         affinity_clients_max: 65_535,
+        external_ips_enabled: true,
     }
 }
 
