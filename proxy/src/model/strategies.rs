@@ -5,8 +5,8 @@
 //! hit them. Strategies shrink towards fewer and plainer objects.
 
 use super::{
-    Delta, Endpoint, EndpointSlice, IpFamily, LocalDetector, Node, NodePortAddresses, ObjectName, Packet, Protocol,
-    Service, ServicePort, ServiceTable, ServiceType, Settings, SlicePort, TrafficPolicy,
+    Delta, Endpoint, EndpointSlice, IpFamily, LocalDetector, Node, NodePortAddresses, ObjectName, Oracle, Packet,
+    Protocol, Service, ServicePort, ServicePortView, ServiceTable, ServiceType, Settings, SlicePort, TrafficPolicy,
 };
 use ipnet::IpNet;
 use proptest::collection::vec;
@@ -21,13 +21,21 @@ use std::sync::Arc;
 pub const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 /// Zones.
 pub const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
-/// Numbers of service ports, NodePorts and endpoint ports alike.
-pub const PORTS: [u16; 5] = [80, 443, 53, 30080, 30053];
+/// Numbers of service ports and NodePorts alike.
+pub const PORTS: [u16; 6] = [80, 443, 53, 30080, 30443, 30053];
 
 const NAMESPACES: [&str; 2] = ["ns-a", "ns-b"];
 const SERVICES: [&str; 4] = ["svc-1", "svc-2", "svc-3", "svc-4"];
-const SLICES: [&str; 5] = ["slice-1", "slice-2", "slice-3", "slice-4", "slice-5"];
-const PORT_NAMES: [&str; 3] = ["", "http", "dns"];
+const SLICES: usize = 9;
+/// Port names with the protocol and the numbers (service port, NodePort) that they mostly have, so that slices, Services and
+/// packets agree often enough.
+const USUAL_PORTS: [(&str, Protocol, u16, u16); 5] = [
+    ("", Protocol::Tcp, 80, 30080),
+    ("https", Protocol::Tcp, 443, 30443),
+    ("dns", Protocol::Udp, 53, 30053),
+    ("dns", Protocol::Tcp, 53, 30053),
+    ("stream", Protocol::Sctp, 80, 30080),
+];
 
 fn ip(text: &str) -> IpAddr {
     text.parse().expect("a literal address")
@@ -164,14 +172,20 @@ fn cluster_ip(name: ObjectName, family: IpFamily) -> impl Strategy<Value = Optio
 }
 
 fn service_port() -> impl Strategy<Value = ServicePort> {
-    (one_of(&PORT_NAMES), protocol(), select(PORTS.to_vec()), option::of(select(PORTS.to_vec()))).prop_map(
-        |(name, protocol, port, node_port)| ServicePort { name, protocol, port, node_port: node_port.unwrap_or(0) },
-    )
+    let number = |usual: u16| prop_oneof![8 => Just(usual), 1 => select(PORTS.to_vec())];
+    select(USUAL_PORTS.to_vec()).prop_flat_map(move |(name, protocol, port, node_port)| {
+        (number(port), option::of(number(node_port))).prop_map(move |(port, node_port)| ServicePort {
+            name: name.into(),
+            protocol,
+            port,
+            node_port: node_port.unwrap_or(0),
+        })
+    })
 }
 
 /// Ports as the API server would accept them in one Service: no name, port or NodePort twice within a protocol.
 fn service_ports() -> impl Strategy<Value = Vec<ServicePort>> {
-    vec(service_port(), 0..4).prop_map(|ports| {
+    vec(service_port(), 0..5).prop_map(|ports| {
         let mut valid: Vec<ServicePort> = Vec::new();
         for port in ports {
             let clash = |other: &ServicePort| {
@@ -244,24 +258,38 @@ pub fn endpoint(family: IpFamily) -> impl Strategy<Value = Endpoint> {
     )
 }
 
-fn slice_port() -> impl Strategy<Value = SlicePort> {
-    (one_of(&PORT_NAMES), protocol(), select(vec![80_u16, 8080, 53])).prop_map(|(name, protocol, port)| SlicePort {
-        name,
-        protocol,
-        port,
-    })
+/// Most of the usual ports, and sometimes one of them with a second number.
+fn slice_ports() -> impl Strategy<Value = Vec<SlicePort>> {
+    let number = || select(vec![80_u16, 8080, 53]);
+    let each = USUAL_PORTS.map(|usual| option::weighted(0.8, number().prop_map(move |port| slice_port(usual, port))));
+    let second = (select(USUAL_PORTS.to_vec()), number()).prop_map(|(usual, port)| slice_port(usual, port));
+    (each, vec(second, 0..=1)).prop_map(|(each, second)| each.into_iter().flatten().chain(second).collect())
 }
 
-/// A slice of any Service in its namespace.
+fn slice_port((name, protocol, ..): (&str, Protocol, u16, u16), port: u16) -> SlicePort {
+    SlicePort { name: name.into(), protocol, port }
+}
+
+/// Slices `slice-0` to `slice-8` of a namespace.
+fn slice_name() -> impl Strategy<Value = (ObjectName, usize)> {
+    (select(NAMESPACES.to_vec()), 0..SLICES)
+        .prop_map(|(namespace, n)| (ObjectName::new(namespace, &format!("slice-{n}")), n))
+}
+
+/// A slice of a Service in its namespace. Its number decides its owner and family most of the time, so that most Services have
+/// endpoints in both families.
 pub fn slice() -> impl Strategy<Value = EndpointSlice> {
-    let names = (select(NAMESPACES.to_vec()), select(SLICES.to_vec()), select(SERVICES.to_vec()));
-    let body = family().prop_flat_map(|family| (Just(family), vec(slice_port(), 1..6), vec(endpoint(family), 0..5)));
-    (names, body).prop_map(|((namespace, name, service), (family, ports, endpoints))| EndpointSlice {
-        name: ObjectName::new(namespace, name),
-        service: ObjectName::new(namespace, service),
-        family,
-        ports,
-        endpoints,
+    slice_name().prop_flat_map(|(name, n)| {
+        let owner = prop_oneof![8 => Just(SERVICES[n % SERVICES.len()]), 1 => select(SERVICES.to_vec())];
+        let family = prop_oneof![8 => Just(IpFamily::ALL[n / SERVICES.len() % 2]), 1 => family()];
+        let body = family.prop_flat_map(|family| (Just(family), slice_ports(), vec(endpoint(family), 0..6)));
+        (owner, body).prop_map(move |(owner, (family, ports, endpoints))| EndpointSlice {
+            service: ObjectName::new(&name.namespace, owner),
+            name: name.clone(),
+            family,
+            ports,
+            endpoints,
+        })
     })
 }
 
@@ -283,12 +311,11 @@ pub fn service_cidrs() -> impl Strategy<Value = Vec<IpNet>> {
 /// Any change. Services and slices come most often.
 pub fn delta() -> impl Strategy<Value = Delta> {
     let cidr = || one_of(&["kubernetes", "extra"]);
-    let slice_name = (select(NAMESPACES.to_vec()), select(SLICES.to_vec()));
     prop_oneof![
         8 => service().prop_map(Delta::Service),
-        2 => service_name().prop_map(Delta::ServiceGone),
-        10 => slice().prop_map(Delta::Slice),
-        2 => slice_name.prop_map(|(namespace, name)| Delta::SliceGone(ObjectName::new(namespace, name))),
+        1 => service_name().prop_map(Delta::ServiceGone),
+        16 => slice().prop_map(Delta::Slice),
+        1 => slice_name().prop_map(|(name, _)| Delta::SliceGone(name)),
         1 => node().prop_map(Delta::Node),
         1 => Just(Delta::NodeGone),
         1 => (cidr(), service_cidrs()).prop_map(|(name, cidrs)| Delta::ServiceCidr(name, cidrs)),
@@ -330,7 +357,7 @@ pub fn settings(family: IpFamily) -> impl Strategy<Value = Settings> {
     let node_ip = not_loopback[0];
     let node_port_addresses = prop_oneof![
         Just(NodePortAddresses::All),
-        some_of(not_loopback, 2).prop_map(|some| NodePortAddresses::Only(some.into_iter().collect())),
+        some_of(not_loopback, 4).prop_map(|some| NodePortAddresses::Only(some.into_iter().collect())),
     ];
     let switches = (prop::bool::weighted(0.2), prop::bool::weighted(0.9), option::weighted(0.9, Just(node_ip)));
     (detector(family), node_port_addresses, switches).prop_map(
@@ -376,14 +403,18 @@ impl OwnedPacket {
     }
 }
 
-/// A packet of `family` at one of the frontends that the other strategies make, or next to one; from a pod, the node or outside.
+/// Where a packet comes from: its interface and source.
+fn origin(family: IpFamily) -> impl Strategy<Value = (Option<Arc<str>>, IpAddr)> {
+    let pod = (one_of(&["pod0", "pod1"]).prop_map(Some), select(endpoint_addresses(family)));
+    let outside = (Just(Some(Arc::from("eth0"))), select(outside_clients(family)));
+    let node = (Just(None), select(local_addresses(family)));
+    // A spoofed address, or a VIP whose holder connects to itself.
+    let vip = (Just(Some(Arc::from("eth0"))), select(external_addresses(family)));
+    prop_oneof![3 => pod, 3 => outside, 2 => node, 1 => vip]
+}
+
+/// A packet of `family` at an address that may be a frontend, or next to one; from a pod, the node or outside.
 pub fn packet(family: IpFamily) -> impl Strategy<Value = OwnedPacket> {
-    let from_pod = (one_of(&["pod0", "pod1"]).prop_map(Some), select(endpoint_addresses(family)));
-    let from_outside = (Just(Some(Arc::from("eth0"))), select(outside_clients(family)));
-    let from_node = (Just(None), select(local_addresses(family)));
-    // A pod whose address is not an endpoint's, and a spoofed or looped VIP.
-    let from_elsewhere = (Just(Some(Arc::from("eth0"))), select(external_addresses(family)));
-    let origin = prop_oneof![3 => from_pod, 3 => from_outside, 2 => from_node, 1 => from_elsewhere];
     let destination = prop_oneof![
         4 => select(cluster_ips(family)),
         3 => select(external_addresses(family)),
@@ -391,13 +422,79 @@ pub fn packet(family: IpFamily) -> impl Strategy<Value = OwnedPacket> {
         1 => select(endpoint_addresses(family)),
         1 => Just(numbered(family, "172.30.9.", "fd00:10:96::9", 9)),
     ];
-    (origin, destination, option::weighted(0.93, protocol()), select(PORTS.to_vec())).prop_map(
-        |((interface, source), destination, protocol, port)| OwnedPacket {
+    let usual = select(USUAL_PORTS.to_vec());
+    let port = prop_oneof![
+        6 => usual.clone().prop_map(|(_, protocol, port, _)| (Some(protocol), port)),
+        3 => usual.prop_map(|(_, protocol, _, node_port)| (Some(protocol), node_port)),
+        2 => (protocol().prop_map(Some), select(PORTS.to_vec())),
+        1 => Just((None, 0)),
+    ];
+    (origin(family), destination, port).prop_map(|((interface, source), destination, (protocol, port))| OwnedPacket {
+        interface,
+        source,
+        destination,
+        protocol,
+        port,
+    })
+}
+
+/// A packet at a frontend of `views`, often from one of its endpoints; sometimes any packet of `family`.
+pub fn packet_to(views: &[ServicePortView], family: IpFamily) -> BoxedStrategy<OwnedPacket> {
+    let packets: Vec<BoxedStrategy<OwnedPacket>> = views.iter().map(|view| packet_to_view(view, family)).collect();
+    if packets.is_empty() {
+        return packet(family).boxed();
+    }
+    prop_oneof![4 => select(packets).prop_flat_map(|packet| packet), 1 => packet(family)].boxed()
+}
+
+fn packet_to_view(view: &ServicePortView, family: IpFamily) -> BoxedStrategy<OwnedPacket> {
+    let service_addresses =
+        [view.cluster_ip].into_iter().chain(view.load_balancer_ips.clone()).chain(view.external_ips.clone());
+    let mut frontends: Vec<(IpAddr, u16)> = service_addresses.map(|address| (address, view.port)).collect();
+    if view.node_port != 0 {
+        frontends.extend(local_addresses(family).into_iter().take(2).map(|address| (address, view.node_port)));
+    }
+    let reachable: Vec<IpAddr> = view.reachable().into_iter().map(|backend| backend.address).collect();
+    let origin = if reachable.is_empty() {
+        origin(family).boxed()
+    } else {
+        let endpoint = (Just(Some(Arc::from("pod0"))), select(reachable));
+        prop_oneof![3 => origin(family), 1 => endpoint].boxed()
+    };
+    let protocol = Some(view.name.protocol);
+    (origin, select(frontends))
+        .prop_map(move |((interface, source), (destination, port))| OwnedPacket {
             interface,
             source,
             destination,
             protocol,
-            port: if protocol.is_some() { port } else { 0 },
-        },
-    )
+            port,
+        })
+        .boxed()
 }
+
+/// A table, the settings of one family, and packets at its frontends.
+#[derive(Clone, Debug)]
+pub struct Situation {
+    /// Up to 40 changes old; no change is pending.
+    pub table: ServiceTable,
+    /// Settings of the family.
+    pub settings: Settings,
+    /// Packets of the family.
+    pub packets: Vec<OwnedPacket>,
+}
+
+/// A situation of `family` with this many packets.
+pub fn situation(family: IpFamily, packets: usize) -> impl Strategy<Value = Situation> {
+    (table(40), settings(family)).prop_flat_map(move |(table, settings)| {
+        let to = packet_to(Oracle::new(&table, &settings).views(), family);
+        vec(to, packets).prop_map(move |packets| Situation {
+            table: table.clone(),
+            settings: settings.clone(),
+            packets,
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,55 +1,12 @@
 use super::*;
+use crate::model::fixtures::{self, port, slice};
 use crate::model::strategies::{self, deltas};
-use crate::model::{
-    Endpoint, Protocol, ServicePort, ServicePortView, ServiceType, Settings, SlicePort, TrafficPolicy, resolve,
-};
+use crate::model::{ServicePortView, Settings, resolve};
 use proptest::prelude::*;
 
 fn service(name: &str, ports: &[(&str, u16)]) -> Service {
-    Service {
-        name: ObjectName::new("ns1", name),
-        service_type: ServiceType::ClusterIp,
-        cluster_ips: vec!["172.30.0.41".parse().unwrap()],
-        external_ips: vec![],
-        load_balancer_ips: vec![],
-        source_ranges: vec![],
-        external_traffic_policy: TrafficPolicy::Cluster,
-        internal_traffic_policy: TrafficPolicy::Cluster,
-        affinity_timeout_s: None,
-        health_check_node_port: 0,
-        publish_not_ready_addresses: false,
-        traffic_distribution: None,
-        has_selector: true,
-        ports: ports
-            .iter()
-            .map(|&(name, port)| ServicePort { name: name.into(), protocol: Protocol::Tcp, port, node_port: 0 })
-            .collect(),
-    }
-}
-
-fn endpoint(address: &str) -> Endpoint {
-    Endpoint {
-        address: address.parse().unwrap(),
-        node_name: Some("host1".into()),
-        ready: true,
-        serving: true,
-        terminating: false,
-        zone_hints: vec![],
-        node_hints: vec![],
-    }
-}
-
-fn slice(name: &str, service: &str, ports: &[(&str, u16)], endpoints: &[&str]) -> EndpointSlice {
-    EndpointSlice {
-        name: ObjectName::new("ns1", name),
-        service: ObjectName::new("ns1", service),
-        family: IpFamily::V4,
-        ports: ports
-            .iter()
-            .map(|&(name, port)| SlicePort { name: name.into(), protocol: Protocol::Tcp, port })
-            .collect(),
-        endpoints: endpoints.iter().map(|address| endpoint(address)).collect(),
-    }
+    let ports = ports.iter().map(|&(name, number)| port(name, number, 0)).collect();
+    Service { ports, ..fixtures::service(name, &["172.30.0.41"]) }
 }
 
 fn names(names: &[&str]) -> BTreeSet<ObjectName> {
@@ -312,10 +269,10 @@ fn interleave(deltas: &[Delta], picks: &[usize]) -> Vec<Delta> {
 }
 
 /// Everything that users of a table can see of it.
-fn facts(table: &ServiceTable) -> (Vec<Service>, Vec<Vec<Arc<EndpointSlice>>>, Node, Vec<IpNet>) {
+fn facts(table: &ServiceTable) -> (Vec<Arc<Service>>, Vec<Vec<Arc<EndpointSlice>>>, Node, Vec<IpNet>) {
     let slices = all_names(table).iter().map(|name| table.slices(name)).collect();
     let cidrs = IpFamily::ALL.into_iter().flat_map(|family| table.service_cidrs(family)).collect();
-    (table.services().map(|service| (**service).clone()).collect(), slices, table.node().clone(), cidrs)
+    (table.services().cloned().collect(), slices, table.node().clone(), cidrs)
 }
 
 fn all_names(table: &ServiceTable) -> BTreeSet<ObjectName> {

@@ -7,14 +7,13 @@ use proptest::prelude::*;
 proptest! {
     #[test]
     fn choices_are_endpoints_of_the_owner_sorted_once_each(
-        table in strategies::table(20),
-        settings in strategies::settings(IpFamily::V4),
-        packets in proptest::collection::vec(strategies::packet(IpFamily::V4), 20),
+        situation in strategies::family().prop_flat_map(|family| strategies::situation(family, 20)),
     ) {
-        let oracle = Oracle::new(&table, &settings);
-        for packet in &packets {
+        let strategies::Situation { table, settings, packets } = &situation;
+        let oracle = Oracle::new(table, settings);
+        for packet in packets {
             let outcome = oracle.lookup(&packet.as_packet());
-            prop_assert_eq!(&outcome, &lookup(&table, &settings, &packet.as_packet()));
+            prop_assert_eq!(&outcome, &lookup(table, settings, &packet.as_packet()));
             let Outcome::Forward { service_port, choices } = outcome else { continue };
             let view = oracle.views().iter().find(|view| view.name == service_port).expect("the owner exists");
             prop_assert!(!choices.is_empty());
