@@ -1,6 +1,15 @@
-//! Where objects come from: the API server, or a directory of manifests.
+//! Where objects come from: the API server (`kube`), or a directory of manifests ([`manifest`]).
+//!
+//! Both end in [`convert`], which turns API objects into `model` objects, and both tell the agent the same way: a stream of
+//! [`SourceEvent`]s. Input that cannot be used becomes a [`Problem`] that names the place; everything else goes on.
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod convert;
+pub mod manifest;
 
 use crate::model::Delta;
+use std::fmt;
 
 /// What a source tells the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,4 +33,55 @@ pub struct Problem {
     pub field: String,
     /// What is wrong and what to do.
     pub message: String,
+}
+
+/// `error: LOCATION: FIELD: MESSAGE`
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: ", if self.error { "error" } else { "warning" }, self.location)?;
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// Collects the problems of one object. The location is written only when there is one, since most objects are fine.
+pub(crate) struct Report<'a> {
+    kind: &'static str,
+    namespace: Option<&'a str>,
+    name: &'a str,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Report<'a> {
+    pub(crate) fn new(kind: &'static str, namespace: Option<&'a str>, name: &'a str) -> Self {
+        Self { kind, namespace, name, problems: Vec::new() }
+    }
+
+    /// The object cannot be served.
+    pub(crate) fn error(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        self.push(true, field.into(), message.into());
+    }
+
+    /// A part of the object is left out, or is probably not what its author meant.
+    pub(crate) fn warn(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        self.push(false, field.into(), message.into());
+    }
+
+    pub(crate) fn has_errors(&self) -> bool {
+        self.problems.iter().any(|p| p.error)
+    }
+
+    pub(crate) fn into_problems(self) -> Vec<Problem> {
+        self.problems
+    }
+
+    fn push(&mut self, error: bool, field: String, message: String) {
+        let location = match self.namespace {
+            Some(namespace) => format!("{} {namespace}/{}", self.kind, self.name),
+            None => format!("{} {}", self.kind, self.name),
+        };
+        self.problems.push(Problem { error, location, field, message });
+    }
 }
