@@ -1,2 +1,52 @@
-//! Tandem's developer commands.
-fn main() {}
+//! Tandem's developer commands: `cargo xtask <command>`.
+//!
+//! Each command is a file of its own with its own options. A command prints the programs that it runs, needs no input and
+//! does the same in CI and by hand. This crate must not depend on `proxy`, because `setup` installs what `proxy` needs to build.
+#![forbid(unsafe_code)]
+
+mod command;
+mod dist;
+mod lint;
+mod notices;
+mod setup;
+mod test;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Tandem's developer commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Options {
+    #[command(subcommand)]
+    command: Commands,
+}
+
+#[derive(Subcommand)]
+enum Commands {
+    Setup(setup::Options),
+    Test(test::Options),
+    Lint(lint::Options),
+    Tidy(tidy::Options),
+    Notices(notices::Options),
+    Dist(dist::Options),
+}
+
+fn main() -> ExitCode {
+    let result = match Options::parse().command {
+        Commands::Setup(options) => setup::run(&options),
+        Commands::Test(options) => test::run(&options),
+        Commands::Lint(options) => lint::run(&options),
+        Commands::Tidy(options) => tidy::run(&options),
+        Commands::Notices(options) => notices::run(&options),
+        Commands::Dist(options) => dist::run(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
