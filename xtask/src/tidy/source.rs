@@ -140,10 +140,8 @@ impl SourceFile {
                 Kind::Open(bracket) => {
                     if depth > 0 {
                         depth -= 1;
-                    } else if *bracket == '{' && i >= 2 && self.is_separator(i - 2) {
-                        return true;
                     } else {
-                        return false;
+                        return *bracket == '{' && i >= 2 && self.is_separator(i - 2);
                     }
                 }
                 Kind::Punct(';') if depth == 0 => return false,
@@ -161,7 +159,7 @@ impl SourceFile {
             match self.tokens.get(index).map(|t| &t.kind) {
                 Some(Kind::Ident(word)) => {
                     line = self.tokens[index].line;
-                    if !(word == "self" && !segments.is_empty()) {
+                    if word != "self" || segments.is_empty() {
                         segments.push(word.clone());
                     }
                     index += 1;

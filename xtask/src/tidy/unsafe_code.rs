@@ -59,8 +59,14 @@ fn check_places(file: &SourceFile, findings: &mut Vec<Finding>) {
             findings.push(Finding::new(&file.path, token.line, message));
             continue;
         }
-        let declares_function = file.word(index + 1) == Some("fn");
-        let wanted = if declares_function { "# Safety" } else { "SAFETY:" };
+        // A function's contract stands where it is public, or in its trait; a function type (`unsafe extern "C" fn`) does nothing.
+        let fn_type = file.word(index + 1) == Some("extern") && file.word(index + 3) == Some("fn");
+        let function = file.word(index + 1) == Some("fn");
+        let public = index > 0 && file.word(index - 1) == Some("pub");
+        if fn_type || (function && !public) {
+            continue;
+        }
+        let wanted = if function { "# Safety" } else { "SAFETY:" };
         if !comment_above(&lines, token.line, wanted) {
             findings.push(Finding::new(
                 &file.path,
@@ -118,6 +124,7 @@ mod tests {
     #[test]
     fn an_unsafe_function_documents_its_contract() {
         assert_eq!(findings("proxy/src/sys/x.rs", "pub unsafe fn f() {}").len(), 1);
+        assert_eq!(findings("proxy/src/sys/x.rs", "fn f(g: unsafe extern \"C\" fn()) {}"), [""; 0]);
         assert_eq!(findings("proxy/src/sys/x.rs", "/// # Safety\n/// Call once.\npub unsafe fn f() {}"), [""; 0]);
     }
 
