@@ -1,0 +1,223 @@
+//! From plans to elements of sets and maps.
+
+use super::affinity;
+use super::base::{self, Balancer};
+use super::names;
+use super::service::{Front, List, Lookup, PortPlan, Route};
+use crate::model::Backend;
+use crate::nft::object::{BytesBuilder, Data, Key, Name, Value, Verdict};
+use ipnet::IpNet;
+use std::net::IpAddr;
+
+/// The sets and maps that every Service shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SetId {
+    /// ClusterIPs.
+    ClusterIps,
+    /// Addresses that accept NodePort traffic.
+    NodeportIps,
+    /// Networks of which unallocated ClusterIPs are dropped.
+    ServiceCidrs,
+    /// Endpoints of this node that may reach themselves.
+    HairpinConnections,
+    /// Addresses that are filtered by source.
+    FirewallIps,
+    /// Sources that they permit.
+    FirewallSources,
+    /// A verdict map for addresses.
+    Ips(Lookup),
+    /// A verdict map for NodePorts.
+    Nodeports(Lookup),
+    /// Endpoints of an address, by list.
+    Slots(List),
+    /// Endpoints of a NodePort, by list.
+    NodeportSlots(List),
+}
+
+impl SetId {
+    /// All of them.
+    pub const ALL: [SetId; 18] = [
+        SetId::ClusterIps,
+        SetId::NodeportIps,
+        SetId::ServiceCidrs,
+        SetId::HairpinConnections,
+        SetId::FirewallIps,
+        SetId::FirewallSources,
+        SetId::Ips(Lookup::Service),
+        SetId::Ips(Lookup::NoEndpoint),
+        SetId::Ips(Lookup::ShortCircuit),
+        SetId::Ips(Lookup::Local),
+        SetId::Nodeports(Lookup::Service),
+        SetId::Nodeports(Lookup::NoEndpoint),
+        SetId::Nodeports(Lookup::ShortCircuit),
+        SetId::Nodeports(Lookup::Local),
+        SetId::Slots(List::Cluster),
+        SetId::Slots(List::Local),
+        SetId::NodeportSlots(List::Cluster),
+        SetId::NodeportSlots(List::Local),
+    ];
+
+    /// Name in the table.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            SetId::ClusterIps => "cluster-ips",
+            SetId::NodeportIps => "nodeport-ips",
+            SetId::ServiceCidrs => "service-cidrs",
+            SetId::HairpinConnections => "hairpin-connections",
+            SetId::FirewallIps => "firewall-ips",
+            SetId::FirewallSources => "firewall-sources",
+            SetId::Ips(Lookup::Service) => "service-ips",
+            SetId::Ips(Lookup::NoEndpoint) => "no-endpoint-services",
+            SetId::Ips(Lookup::ShortCircuit) => "short-circuit-ips",
+            SetId::Ips(Lookup::Local) => "local-ips",
+            SetId::Nodeports(Lookup::Service) => "service-nodeports",
+            SetId::Nodeports(Lookup::NoEndpoint) => "no-endpoint-nodeports",
+            SetId::Nodeports(Lookup::ShortCircuit) => "short-circuit-nodeports",
+            SetId::Nodeports(Lookup::Local) => "local-nodeports",
+            SetId::Slots(List::Cluster) => "slots",
+            SetId::Slots(List::Local) => "local-slots",
+            SetId::NodeportSlots(List::Cluster) => "nodeport-slots",
+            SetId::NodeportSlots(List::Local) => "nodeport-local-slots",
+        }
+    }
+
+    /// The verdict map in which `front` is found by `lookup`.
+    #[must_use]
+    pub fn verdicts(front: Front, lookup: Lookup) -> Self {
+        match front {
+            Front::Address(..) => SetId::Ips(lookup),
+            Front::NodePort(..) => SetId::Nodeports(lookup),
+        }
+    }
+
+    /// The map with the endpoints of `front`.
+    #[must_use]
+    pub fn slots(front: Front, list: List) -> Self {
+        match front {
+            Front::Address(..) => SetId::Slots(list),
+            Front::NodePort(..) => SetId::NodeportSlots(list),
+        }
+    }
+}
+
+/// A key that is no range.
+#[must_use]
+pub fn key(bytes: BytesBuilder) -> Key {
+    Key { start: bytes.build(), end: None }
+}
+
+fn front_bytes(front: Front) -> BytesBuilder {
+    match front {
+        Front::Address(address, protocol, port) => BytesBuilder::new().address(address).protocol(protocol).port(port),
+        Front::NodePort(protocol, port) => BytesBuilder::new().protocol(protocol).port(port),
+    }
+}
+
+/// An element of a set of networks, behind the key parts in `prefix`.
+fn network(prefix: impl Fn() -> BytesBuilder, network: &IpNet) -> Key {
+    Key { start: prefix().address(network.network()).build(), end: Some(prefix().address(network.broadcast()).build()) }
+}
+
+/// `address . protocol . port`, `protocol . port`
+#[must_use]
+pub fn front_key(front: Front) -> Key {
+    key(front_bytes(front))
+}
+
+/// A network of `service-cidrs`.
+#[must_use]
+pub fn cidr(cidr: &IpNet) -> Key {
+    network(BytesBuilder::new, cidr)
+}
+
+/// An address of `cluster-ips` or `nodeport-ips`.
+#[must_use]
+pub fn address(address: IpAddr) -> Key {
+    key(BytesBuilder::new().address(address))
+}
+
+/// A slot of a frontend.
+#[must_use]
+pub fn slot_key(front: Front, number: usize) -> Key {
+    // Lists have at most 65,535 endpoints.
+    key(front_bytes(front).random(number as u32))
+}
+
+/// What a slot maps to.
+#[must_use]
+pub fn slot_value(address: IpAddr, port: u16) -> Value {
+    Value { data: Some(Data::Value(BytesBuilder::new().address(address).port(port).build())), ..Value::default() }
+}
+
+/// An element that other Services may need too; counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Shared {
+    /// In `cluster-ips`.
+    ClusterIp(IpAddr),
+    /// In `hairpin-connections`: address, protocol number, port.
+    Hairpin(IpAddr, crate::model::Protocol, u16),
+}
+
+impl Shared {
+    /// The element.
+    #[must_use]
+    pub fn element(self) -> (SetId, Key) {
+        match self {
+            Shared::ClusterIp(ip) => (SetId::ClusterIps, address(ip)),
+            Shared::Hairpin(ip, protocol, port) => {
+                (SetId::HairpinConnections, key(BytesBuilder::new().address(ip).address(ip).protocol(protocol).port(port)))
+            }
+        }
+    }
+
+    /// What a port needs.
+    pub fn of(port: &PortPlan) -> impl Iterator<Item = Shared> {
+        let hairpin = |backend: &Backend| Shared::Hairpin(backend.address, port.name.protocol, backend.port);
+        std::iter::once(Shared::ClusterIp(port.cluster_ip)).chain(port.reachable().filter(|backend| backend.local).map(hairpin))
+    }
+}
+
+/// Where a route leads: the chain, and the balancer if the chain is one.
+fn verdict(port: &PortPlan, front: Front, route: Route) -> Verdict {
+    match route {
+        Route::Balance { list, masquerade } => Verdict::Goto(if port.affinity_timeout_s.is_some() {
+            affinity::chain(port, list, masquerade)
+        } else {
+            Balancer::new(front, list, masquerade).chain(port.list(list).count())
+        }),
+        Route::ExternalLocal => Verdict::Goto(match front {
+            Front::Address(..) => Name::from(base::EXTERNAL_LOCAL),
+            Front::NodePort(..) => Name::from(base::NODEPORT_EXTERNAL_LOCAL),
+        }),
+        Route::Reject => Verdict::Goto(Name::from(base::REJECT_CHAIN)),
+        Route::Drop => Verdict::Drop,
+    }
+}
+
+/// The balancing chains that a port uses, once for every element that leads there.
+pub fn balancers(port: &PortPlan) -> impl Iterator<Item = (Balancer, u32)> {
+    let routes = if port.affinity_timeout_s.is_some() { Vec::new() } else { port.routes() };
+    routes.into_iter().filter_map(|(front, _, route)| match route {
+        Route::Balance { list, masquerade } => Some((Balancer::new(front, list, masquerade), port.list(list).count())),
+        _ => None,
+    })
+}
+
+/// The elements of a port that are its own: verdicts and the firewall. Slots and [`Shared`] ones are not among them.
+#[must_use]
+pub fn own(port: &PortPlan) -> Vec<(SetId, Key, Value)> {
+    let comment = Some(names::comment(&port.name));
+    let goto = |verdict: Verdict| Value { data: Some(Data::Verdict(verdict)), comment: comment.clone(), expires_ms: None };
+    let mut elements = Vec::new();
+    for (front, lookup, route) in port.routes() {
+        elements.push((SetId::verdicts(front, lookup), front_key(front), goto(verdict(port, front, route))));
+    }
+    for front in port.filtered() {
+        elements.push((SetId::FirewallIps, front_key(front), goto(Verdict::Goto(Name::from(base::FIREWALL)))));
+        for source in port.source_ranges.iter().flatten() {
+            elements.push((SetId::FirewallSources, network(|| front_bytes(front), source), Value::default()));
+        }
+    }
+    elements
+}
