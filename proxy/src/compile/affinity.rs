@@ -6,7 +6,7 @@
 use super::base::goto;
 use super::names::{self, Prefix};
 use super::service::{List, PortPlan, Route};
-use crate::model::{Backend, Settings};
+use crate::model::Settings;
 use crate::nft::expr::{Expr, Load};
 use crate::nft::object::{Chain, Field, Name, Rule, Set};
 use std::collections::BTreeMap;
@@ -66,9 +66,9 @@ pub fn objects(port: &PortPlan, settings: &Settings) -> Objects {
     let mut objects = Objects::default();
     let Some(timeout_s) = port.affinity_timeout_s else { return objects };
     let mut balanced = |list: List| -> Vec<(Name, Name)> {
-        // Sorted by text, as the view has them: which endpoint wins, if several remember a client, must not depend on history.
-        let mut backends: Vec<&Backend> = port.list(list).live().iter().collect();
-        backends.sort_by_cached_key(|backend| format!("{}", std::net::SocketAddr::new(backend.address, backend.port)));
+        // Their lists have no slots, so they stay in the order of the view: which endpoint wins, if several remember a
+        // client, does not depend on history.
+        let backends = port.list(list).live();
         let mut names = Vec::with_capacity(backends.len());
         for backend in backends {
             let name = names::endpoint(&port.name, backend.address, backend.port);

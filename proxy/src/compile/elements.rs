@@ -4,7 +4,7 @@ use super::affinity;
 use super::base::{self, Balancer};
 use super::names;
 use super::service::{Front, List, Lookup, PortPlan, Route};
-use crate::model::Backend;
+use crate::model::{Backend, IpFamily, Protocol};
 use crate::nft::object::{BytesBuilder, Data, Key, Name, Value, Verdict};
 use ipnet::IpNet;
 use std::net::IpAddr;
@@ -156,7 +156,7 @@ pub enum Shared {
     /// In `cluster-ips`.
     ClusterIp(IpAddr),
     /// In `hairpin-connections`: address, protocol number, port.
-    Hairpin(IpAddr, crate::model::Protocol, u16),
+    Hairpin(IpAddr, Protocol, u16),
 }
 
 impl Shared {
@@ -220,4 +220,39 @@ pub fn own(port: &PortPlan) -> Vec<(SetId, Key, Value)> {
         }
     }
     elements
+}
+
+/// The frontend, number and target of an element of a slots map; `None` if it is not one.
+#[must_use]
+pub fn parse_slot(family: IpFamily, map: SetId, key: &Key, value: &Value) -> Option<(Front, u32, (IpAddr, u16))> {
+    fn split(bytes: &[u8], at: usize) -> Option<(&[u8], &[u8])> {
+        bytes.split_at_checked(at)
+    }
+    fn port(bytes: &[u8]) -> Option<u16> {
+        Some(u16::from_be_bytes(bytes.get(..2)?.try_into().ok()?))
+    }
+    let address = |bytes: &[u8]| match family {
+        IpFamily::V4 => Some(IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?)),
+        IpFamily::V6 => Some(IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?)),
+    };
+    let length = if family == IpFamily::V4 { 4 } else { 16 };
+    let mut rest = &*key.start;
+    let mut front_address = None;
+    if let SetId::Slots(_) = map {
+        let (bytes, tail) = split(rest, length)?;
+        front_address = Some(address(bytes)?);
+        rest = tail;
+    }
+    let (number, rest) = split(rest, 4)?;
+    let protocol = Protocol::from_number(number[0])?;
+    let (front_port, rest) = split(rest, 4)?;
+    let front_port = port(front_port)?;
+    let number = u32::from_ne_bytes(rest.try_into().ok()?);
+    let front = match front_address {
+        Some(ip) => Front::Address(ip, protocol, front_port),
+        None => Front::NodePort(protocol, front_port),
+    };
+    let Some(Data::Value(data)) = &value.data else { return None };
+    let (bytes, data) = split(data, length)?;
+    Some((front, number, (address(bytes)?, port(data)?)))
 }

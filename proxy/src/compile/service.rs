@@ -9,7 +9,6 @@ use ipnet::IpNet;
 use std::collections::HashSet;
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 /// Most endpoints of one list: `numgen` and the slot number are good for 65,536, the comment of the map says `mod 65536`.
 pub const MOST_ENDPOINTS: usize = 65_535;
@@ -283,12 +282,12 @@ impl ServicePlan {
     }
 
     /// Leaves out the frontends that another Service owns; each is a Problem.
-    pub fn lose(&mut self, service: &ObjectName, owner: impl Fn(Front) -> Option<ObjectName>, problems: &mut Vec<Problem>) {
+    pub fn lose<'a>(&mut self, service: &ObjectName, owner: impl Fn(Front) -> Option<&'a ObjectName>, problems: &mut Vec<Problem>) {
         let mut lost = Vec::new();
         for port in &mut self.ports {
             let name = port.name.clone();
             port.retain_fronts(|front| {
-                let Some(owner) = owner(front).filter(|owner| owner != service) else { return true };
+                let Some(owner) = owner(front).filter(|owner| *owner != service) else { return true };
                 if !lost.contains(&front) {
                     let message = format!("port {name}: {front} is served for Service {owner}, which claims it too: change one of them");
                     problems.push(Problem { service: service.clone(), message });
@@ -309,11 +308,5 @@ impl ServicePlan {
     #[must_use]
     pub fn has_surplus(&self) -> bool {
         self.ports.iter().any(|port| port.cluster.has_surplus() || port.local.has_surplus())
-    }
-
-    /// The port called `name`.
-    #[must_use]
-    pub fn port(&self, name: &Arc<str>, protocol: Protocol) -> Option<&PortPlan> {
-        self.ports.iter().find(|port| port.name.port == *name && port.name.protocol == protocol)
     }
 }

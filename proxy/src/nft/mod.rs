@@ -6,7 +6,9 @@
 pub mod apply;
 pub mod diff;
 pub mod expr;
+pub mod fake;
 pub mod netlink;
 pub mod object;
 pub mod text;
+pub mod trace;
 pub mod transaction;

@@ -100,6 +100,17 @@ pub enum Field {
     Random,
 }
 
+impl Field {
+    /// Bytes in a key or value, the padding to a multiple of 4 included.
+    #[must_use]
+    pub fn length(self, family: IpFamily) -> usize {
+        match (self, family) {
+            (Field::Address, IpFamily::V6) => 16,
+            _ => 4,
+        }
+    }
+}
+
 /// What a map maps to; a plain set has none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MapData {
