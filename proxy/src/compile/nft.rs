@@ -520,3 +520,6 @@ fn replace_base(batch: &mut Batch, old: &Ruleset, new: &Ruleset) {
         batch.delete_set(name, None);
     }
 }
+
+#[cfg(test)]
+mod tests;

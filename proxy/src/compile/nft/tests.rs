@@ -1,0 +1,262 @@
+use super::*;
+use crate::model::strategies::{self, delta, family, packet, settings, table};
+use crate::model::{Backend, Delta, IpFamily, Node, NodePortAddresses, Outcome, Protocol, Service, ServicePortName, lookup};
+use crate::nft::diff::diff;
+use crate::nft::fake::FakeKernel;
+use crate::nft::object::{Data, Field, Verdict};
+use crate::nft::trace::{Fate, trace};
+use proptest::prelude::*;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+mod cost;
+mod objects;
+
+/// Everything that changes.
+#[derive(Clone, Debug)]
+enum Event {
+    Deltas(Vec<Delta>),
+    Settings(Settings),
+    Settle,
+    Quarantine(ObjectName),
+}
+
+fn event(family: IpFamily) -> impl Strategy<Value = Event> {
+    prop_oneof![
+        8 => prop::collection::vec(delta(), 1..4).prop_map(Event::Deltas),
+        1 => (settings(family), prop_oneof![Just(64u32), Just(128)], prop_oneof![Just(1u32 << 14), Just(1 << 15)]).prop_map(
+            |(settings, affinity_clients_max, masquerade_mark)| Event::Settings(Settings { affinity_clients_max, masquerade_mark, ..settings })
+        ),
+        2 => Just(Event::Settle),
+        1 => strategies::service_name().prop_map(Event::Quarantine),
+    ]
+}
+
+/// A compiler, what feeds it, and the kernel that its steps change.
+struct World {
+    table: ServiceTable,
+    compiler: Compiler,
+    kernel: FakeKernel,
+    problems: BTreeMap<ObjectName, Vec<String>>,
+}
+
+impl World {
+    fn new(table: ServiceTable, settings: Settings) -> Self {
+        let compiler = Compiler::new(settings);
+        let kernel = FakeKernel::new(compiler.table());
+        let mut world = Self { table, compiler, kernel, problems: BTreeMap::new() };
+        let update = world.compiler.update(&world.table, []);
+        world.commit(update);
+        world
+    }
+
+    /// Commits the steps; what the kernel then holds is what the compiler says it holds.
+    fn commit(&mut self, update: Update) -> usize {
+        self.kernel.commit(&update.steps).unwrap_or_else(|refusal| panic!("{refusal}"));
+        let (held, wanted) = (self.kernel.ruleset().expect("the table exists"), self.compiler.ruleset());
+        assert_same(held, &wanted);
+        for service in update.compiled {
+            self.problems.remove(&service);
+        }
+        for problem in update.problems {
+            self.problems.entry(problem.service).or_default().push(problem.message);
+        }
+        update.steps.len()
+    }
+
+    /// Tells the compiler what changed in the table. Returns the number of steps.
+    fn changes(&mut self) -> usize {
+        let changes = self.table.take_changes();
+        let mut steps = 0;
+        if changes.service_cidrs {
+            let update = self.compiler.update_service_cidrs(&self.table);
+            steps += self.commit(update);
+        }
+        let all: BTreeSet<ObjectName> = if changes.node { names(&self.table).collect() } else { BTreeSet::new() };
+        let update = self.compiler.update(&self.table, changes.services.union(&all));
+        steps + self.commit(update)
+    }
+
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::Deltas(deltas) => {
+                deltas.into_iter().for_each(|delta| self.table.apply(delta));
+                self.changes();
+            }
+            Event::Settings(settings) => {
+                let update = self.compiler.set_settings(&self.table, settings);
+                self.commit(update);
+            }
+            Event::Settle => {
+                self.settle();
+            }
+            Event::Quarantine(service) => {
+                let update = self.compiler.quarantine(&self.table, &service);
+                self.commit(update);
+            }
+        }
+    }
+
+    fn settle(&mut self) -> usize {
+        let unsettled = self.compiler.unsettled();
+        let update = self.compiler.settle();
+        assert_eq!(unsettled, !update.steps.is_empty());
+        assert!(!self.compiler.unsettled());
+        self.commit(update)
+    }
+}
+
+#[track_caller]
+fn assert_same(held: &Ruleset, wanted: &Ruleset) {
+    // The parts first: a failure that prints two whole rulesets tells nothing.
+    assert_eq!(held.chains, wanted.chains);
+    assert_eq!(held.sets, wanted.sets);
+    for name in wanted.sets.keys() {
+        assert_eq!(held.elements.get(name), wanted.elements.get(name), "{name}");
+    }
+    assert_eq!(held, wanted);
+}
+
+/// The ruleset with the slots of every frontend in the order of their targets: the plan, whatever its history.
+fn without_order(mut ruleset: Ruleset) -> Ruleset {
+    for name in ["slots", "local-slots", "nodeport-slots", "nodeport-local-slots"] {
+        let Some(elements) = ruleset.elements.get_mut(name) else { continue };
+        let mut targets: BTreeMap<Vec<u8>, Vec<Value>> = BTreeMap::new();
+        for (key, value) in std::mem::take(elements) {
+            targets.entry(key.start[..key.start.len() - 4].to_vec()).or_default().push(value);
+        }
+        for (front, mut values) in targets {
+            values.sort_by(|a, b| a.data.cmp(&b.data));
+            for (number, value) in values.into_iter().enumerate() {
+                let start = front.iter().copied().chain((number as u32).to_ne_bytes()).collect();
+                elements.insert(Key { start, end: None }, value);
+            }
+        }
+    }
+    ruleset
+}
+
+fn fates(outcome: &Outcome) -> BTreeSet<Fate> {
+    match outcome {
+        Outcome::Forward { choices, .. } => choices
+            .iter()
+            .map(|choice| Fate::Forward { to: SocketAddr::new(choice.backend.address, choice.backend.port), masquerade: choice.masquerade })
+            .collect(),
+        Outcome::Reject => BTreeSet::from([Fate::Reject]),
+        Outcome::Drop => BTreeSet::from([Fate::Drop]),
+        Outcome::NotOurs => BTreeSet::from([Fate::Untouched { masquerade: false }]),
+    }
+}
+
+fn world(at_most: usize) -> impl Strategy<Value = (ServiceTable, Settings)> {
+    family().prop_flat_map(move |family| (table(at_most), settings(family)))
+}
+
+fn packets(family: IpFamily) -> impl Strategy<Value = Vec<strategies::OwnedPacket>> {
+    prop::collection::vec(packet(family), 1..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_packet_meets_what_the_oracle_says(
+        ((table, settings), packets) in family().prop_flat_map(|family| ((table(24), settings(family)), packets(family))),
+    ) {
+        let mut compiler = Compiler::new(settings.clone());
+        compiler.update(&table, []);
+        let ruleset = compiler.ruleset();
+        for packet in packets {
+            let packet = packet.as_packet();
+            let expected = lookup(&table, &settings, &packet);
+            prop_assert_eq!(trace(&ruleset, &settings.local_addresses, &packet), fates(&expected), "{:?}", packet);
+        }
+    }
+
+    #[test]
+    fn steps_turn_each_plan_into_the_next_and_the_last_is_the_plan_of_a_fresh_start(
+        (table, settings, events) in family().prop_flat_map(|family| {
+            (table(12), settings(family), prop::collection::vec(event(family), 1..14))
+        }),
+    ) {
+        let mut world = World::new(table, settings);
+        for event in events {
+            world.apply(event);
+        }
+        // A change lifts the quarantine; no other event does.
+        let quarantined: Vec<ObjectName> = world.compiler.quarantined.iter().cloned().collect();
+        let update = world.compiler.update(&world.table, &quarantined);
+        world.commit(update);
+        world.settle();
+        let fresh = World::new(world.table.clone(), world.compiler.settings.clone());
+        assert_same(&without_order(world.compiler.ruleset()), &without_order(fresh.compiler.ruleset()));
+        prop_assert_eq!(world.problems, fresh.problems);
+    }
+
+    #[test]
+    fn nothing_changed_is_no_step((table, settings) in world(20)) {
+        let mut world = World::new(table, settings.clone());
+        let all: Vec<ObjectName> = names(&world.table).collect();
+        prop_assert_eq!(world.compiler.update(&world.table, &all).steps, vec![]);
+        prop_assert_eq!(world.compiler.update_service_cidrs(&world.table).steps, vec![]);
+        prop_assert_eq!(world.compiler.set_settings(&world.table, settings).steps, vec![]);
+        prop_assert!(!world.compiler.unsettled());
+        prop_assert_eq!(world.compiler.settle().steps, vec![]);
+    }
+
+    #[test]
+    fn a_packet_in_flight_finds_a_live_endpoint_in_every_slot_it_may_look_up(
+        (table, settings, deltas) in family().prop_flat_map(|family| (table(16), settings(family), strategies::deltas(4))),
+    ) {
+        let mut world = World::new(table, settings);
+        let before = world.kernel.ruleset().cloned().unwrap();
+        deltas.into_iter().for_each(|delta| world.table.apply(delta));
+        world.changes();
+        let after = world.kernel.ruleset().unwrap();
+        for (name, slots) in &before.elements {
+            if name.ends_with("slots") {
+                for key in slots.keys() {
+                    prop_assert!(after.elements.get(name).is_some_and(|slots| slots.contains_key(key)), "{} {:?}", name, key);
+                }
+            }
+        }
+        // A slot above the count of its frontend points to an endpoint that is in use below.
+        let update = world.compiler.settle();
+        let mut settled = world.kernel.clone();
+        settled.commit(&update.steps).unwrap();
+        let settled = settled.ruleset().unwrap();
+        for (name, slots) in after.elements.iter().filter(|(name, _)| name.ends_with("slots")) {
+            let live = settled.elements.get(name);
+            for (key, value) in slots {
+                let front = &key.start[..key.start.len() - 4];
+                let targets: Vec<_> = live.into_iter().flatten().filter(|(live, _)| live.start.starts_with(front)).map(|(_, value)| value).collect();
+                prop_assert!(targets.is_empty() || targets.contains(&value), "{} {:?}", name, key);
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_restart_an_unchanged_table_is_adopted_without_an_operation(
+        (table, settings, events) in family().prop_flat_map(|family| {
+            (table(12), settings(family), prop::collection::vec(event(family), 0..6))
+        }),
+    ) {
+        let mut world = World::new(table, settings);
+        for event in events {
+            world.apply(event);
+        }
+        let quarantined: Vec<ObjectName> = world.compiler.quarantined.iter().cloned().collect();
+        let update = world.compiler.update(&world.table, &quarantined);
+        world.commit(update);
+        let mut restarted = Compiler::new(world.compiler.settings.clone());
+        restarted.adopt(world.kernel.ruleset().unwrap());
+        let update = restarted.update(&world.table, []);
+        prop_assert_eq!(update.steps, vec![]);
+        assert_same(&restarted.ruleset(), world.kernel.ruleset().unwrap());
+        let difference = diff(world.kernel.ruleset(), &restarted.ruleset());
+        prop_assert!(difference.now.is_empty() && difference.late.is_empty());
+        // And from there it goes on as if nothing had been.
+        world.compiler = restarted;
+        world.settle();
+    }
+}
