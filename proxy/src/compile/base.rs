@@ -138,6 +138,12 @@ fn filter(hook: Hook, priority: i32, checks: &[&str]) -> Chain {
     base_chain(ChainType::Filter, hook, priority, rules)
 }
 
+/// A connection that was translated is not asked for endpoints again: its destination is an endpoint now. If that is on an
+/// address of this node, it may have the number of a NodePort that has none. (kube-proxy v1.37 rejects it there.)
+fn translated() -> Rule {
+    commented([Expr::CtStatusDnat, Expr::Verdict(Verdict::Return)], "already sent to an endpoint")
+}
+
 fn services_rules(settings: &Settings) -> Vec<Rule> {
     let mut rules = Vec::new();
     let mark = Expr::MarkSet(settings.masquerade_mark);
@@ -211,9 +217,12 @@ fn chains(settings: &Settings) -> BTreeMap<Name, Chain> {
         (SERVICES, plain(services_rules(settings))),
         (FIREWALL_CHECK, plain(vec![rule([vmap(&BY_ADDRESS, SetId::FirewallIps)])])),
         (FIREWALL, plain(vec![commented([sources, Expr::Verdict(Verdict::Drop)], "drop what loadBalancerSourceRanges do not permit")])),
-        (SERVICE_ENDPOINTS_CHECK, plain(vec![rule([vmap(&BY_ADDRESS, SetId::Ips(Lookup::NoEndpoint))])])),
+        (SERVICE_ENDPOINTS_CHECK, plain(vec![translated(), rule([vmap(&BY_ADDRESS, SetId::Ips(Lookup::NoEndpoint))])])),
         // No fib test: in the input hook the destination is local.
-        (NODEPORT_ENDPOINTS_CHECK, plain(vec![rule(to_nodeport_address(settings, false).into_iter().chain([nodeport_check]))])),
+        (
+            NODEPORT_ENDPOINTS_CHECK,
+            plain(vec![translated(), rule(to_nodeport_address(settings, false).into_iter().chain([nodeport_check]))]),
+        ),
         (
             CLUSTER_IPS_CHECK,
             plain(vec![

@@ -5,6 +5,7 @@
 
 use super::service::Front;
 use crate::model::ObjectName;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 
@@ -29,35 +30,38 @@ impl Claims {
         }
     }
 
-    /// `service` claims `front`. Returns another Service that owned it until now.
-    pub fn claim(&mut self, front: Front, service: &ObjectName) -> Option<ObjectName> {
-        let before = self.owner(front).cloned();
+    /// `service` claims `front`. If it becomes the owner, returns all others that claim it: what is said of them changes.
+    pub fn claim(&mut self, front: Front, service: &ObjectName) -> Vec<ObjectName> {
         let claimants = self.0.entry(front).or_insert_with(|| Claimants::One(service.clone()));
         match claimants {
-            Claimants::One(only) if only == service => {}
+            Claimants::One(only) if only == service => return Vec::new(),
             Claimants::One(only) => *claimants = Claimants::Several(Box::new([only.clone(), service.clone()].into())),
             Claimants::Several(services) => drop(services.insert(service.clone())),
         }
-        before.filter(|before| self.owner(front) != Some(before))
+        match claimants {
+            Claimants::Several(services) if services.first() == Some(service) => services.iter().skip(1).cloned().collect(),
+            _ => Vec::new(),
+        }
     }
 
-    /// `service` claims `front` no more. Returns the Service that owns it from now on, if that changed.
-    pub fn release(&mut self, front: Front, service: &ObjectName) -> Option<ObjectName> {
-        match self.0.get_mut(&front)? {
+    /// `service` claims `front` no more. If it was the owner, returns all others that claim it; the first owns it from now on.
+    pub fn release(&mut self, front: Front, service: &ObjectName) -> Vec<ObjectName> {
+        let Entry::Occupied(mut entry) = self.0.entry(front) else { return Vec::new() };
+        match entry.get_mut() {
             Claimants::One(only) => {
                 if only == service {
-                    self.0.remove(&front);
+                    entry.remove();
                 }
-                None
+                Vec::new()
             }
             Claimants::Several(services) => {
                 let owned = services.first() == Some(service);
                 services.remove(service);
-                let first = services.first()?.clone();
-                if services.len() == 1 {
-                    self.0.insert(front, Claimants::One(first.clone()));
+                let left: Vec<ObjectName> = services.iter().cloned().collect();
+                if let [only] = &left[..] {
+                    entry.insert(Claimants::One(only.clone()));
                 }
-                owned.then_some(first)
+                if owned { left } else { Vec::new() }
             }
         }
     }
@@ -114,14 +118,14 @@ mod tests {
         let (a, b, c) = (ObjectName::new("a", "x"), ObjectName::new("b", "x"), ObjectName::new("c", "x"));
         let front = Front::NodePort(Protocol::Tcp, 30000);
         let mut claims = Claims::default();
-        assert_eq!(claims.claim(front, &b), None);
-        assert_eq!(claims.claim(front, &c), None, "b keeps it");
-        assert_eq!(claims.claim(front, &a), Some(b.clone()), "b loses it");
+        assert_eq!(claims.claim(front, &b), []);
+        assert_eq!(claims.claim(front, &c), [], "b keeps it");
+        assert_eq!(claims.claim(front, &a), [b.clone(), c.clone()], "b loses it, c loses to another");
         assert_eq!(claims.owner(front), Some(&a));
-        assert_eq!(claims.release(front, &b), None);
-        assert_eq!(claims.release(front, &a), Some(c.clone()));
+        assert_eq!(claims.release(front, &b), []);
+        assert_eq!(claims.release(front, &a), [c.clone()]);
         assert_eq!(claims.owner(front), Some(&c));
-        assert_eq!(claims.release(front, &c), None);
+        assert_eq!(claims.release(front, &c), []);
         assert_eq!(claims.owner(front), None);
     }
 

@@ -124,12 +124,14 @@ mod tests {
         for (name, address, expected) in [
             (&http, "10.180.0.1", "JO2XBXZR-testing/service/tcp/http__10.180.0.1/80"),
             (&http, "10.180.0.2", "5S6H3H22-testing/service/tcp/http__10.180.0.2/80"),
-            (&http, "fd80:abcd:12::a1b2:c3d4:e5f6:9999", "U7E2ET36-testing/service/tcp/http__fd80.abcd.12..a1b2.c3d4.e5f6.9999/80"),
             (&p80, "10.180.0.3", "GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80"),
             (&p80, "fd00:10:180::3", "5HFFSBBM-ns5/svc5/tcp/p80__fd00.10.180..3/80"),
         ] {
             assert_eq!(endpoint(name, address.parse().unwrap(), 80), expected);
         }
+        // An address that no canonical text shortens like this, but the hash is known.
+        let base = "testing/service/tcp/http__fd80.abcd.12..a1b2.c3d4.e5f6.9999/80";
+        assert_eq!(hashed(base), format!("U7E2ET36-{base}"));
     }
 
     #[test]

@@ -244,8 +244,8 @@ impl Compiler {
             let plan = if self.quarantined.contains(&name) { ServicePlan::default() } else { ServicePlan::new(views(&name), problems) };
             let old: HashSet<Front> = self.plans.get(&name).into_iter().flat_map(ServicePlan::claims).collect();
             let new: HashSet<Front> = plan.claims().collect();
-            work.extend(old.difference(&new).filter_map(|front| self.claims.release(*front, &name)));
-            work.extend(new.difference(&old).filter_map(|front| self.claims.claim(*front, &name)));
+            work.extend(old.difference(&new).flat_map(|front| self.claims.release(*front, &name)));
+            work.extend(new.difference(&old).flat_map(|front| self.claims.claim(*front, &name)));
             plans.insert(name, plan);
         }
         plans

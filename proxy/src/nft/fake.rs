@@ -78,7 +78,12 @@ impl FakeKernel {
                 return Ok(());
             }
             Op::DeleteTable(table) if *table == self.table => return ruleset.take().map(drop).ok_or("no such table".to_owned()),
-            Op::DeleteTable(_) => return Ok(()),
+            Op::DestroyTable(table) if *table == self.table => {
+                *ruleset = None;
+                return Ok(());
+            }
+            // Tables of others are not imitated.
+            Op::DeleteTable(_) | Op::DestroyTable(_) => return Ok(()),
             _ => {}
         }
         change(ruleset.as_mut().ok_or("the table does not exist")?, op)
@@ -95,7 +100,8 @@ fn check_comment(comment: Option<&String>) -> Result<(), String> {
 
 fn change(ruleset: &mut Ruleset, op: &Op) -> Result<(), String> {
     match op {
-        Op::AddTable { .. } | Op::DeleteTable(_) => unreachable!("handled by the caller"),
+        Op::AddTable { .. } | Op::DeleteTable(_) | Op::DestroyTable(_) => unreachable!("handled by the caller"),
+        Op::DeleteRule { .. } => Err("rules have no handles here".to_owned()),
         Op::AddChain { name, base, comment } => {
             check(!name.is_empty() && name.len() <= LONGEST_NAME, "bad length of the name")?;
             check_comment(comment.as_ref())?;
@@ -203,6 +209,7 @@ fn check_expr(ruleset: &Ruleset, expr: &Expr) -> Result<(), String> {
             check(map.key.len() == loads.len(), "the key has another length")
         }
         Expr::InputInterface { name, .. } => check(!name.is_empty() && name.len() <= LONGEST_INTERFACE, "bad length of the interface name"),
+        Expr::Foreign(what) => Err(format!("cannot be programmed: {what}")),
         Expr::OneIn(0) => Err("numgen mod 0".to_owned()),
         _ => Ok(()),
     }

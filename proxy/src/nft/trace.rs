@@ -32,10 +32,10 @@ pub enum Fate {
     },
 }
 
-/// All fates that `packet` may have. `local_addresses`: addresses of this host, loopback ones included.
+/// All fates that `packet` may have. `local_addresses`: addresses of this host.
 ///
 /// # Panics
-/// If a rule refers to a chain or set that does not exist, or looks up what the set does not hold: no kernel has such a ruleset.
+/// If a rule has an expression that is not one of ours, or refers to a chain or set that does not exist or has another type.
 #[must_use]
 pub fn trace(ruleset: &Ruleset, local_addresses: &BTreeSet<IpAddr>, packet: &Packet<'_>) -> BTreeSet<Fate> {
     let walker = Walker { ruleset, local_addresses };
@@ -53,7 +53,7 @@ pub fn trace(ruleset: &Ruleset, local_addresses: &BTreeSet<IpAddr>, packet: &Pac
     let from_node = packet.interface.is_none();
     let entry = if from_node { Hook::Output } else { Hook::Prerouting };
     for state in walker.hook(entry, true, vec![start], &mut fates) {
-        let to_node = local_addresses.contains(&state.destination);
+        let to_node = walker.is_local(state.destination);
         let left = match (from_node, to_node) {
             // Out by the loopback device and in again; the nat chains of prerouting see no connection twice.
             (true, true) => {
@@ -121,6 +121,11 @@ struct Walker<'a> {
 }
 
 impl Walker<'_> {
+    /// `fib … type local`: all of 127.0.0.0/8 is local, not only the address on `lo`.
+    fn is_local(&self, address: IpAddr) -> bool {
+        address.is_loopback() || self.local_addresses.contains(&address)
+    }
+
     /// All base chains of a hook by priority; `nat`: the nat ones too. Returns the packets that go on.
     fn hook(&self, hook: Hook, nat: bool, mut states: Vec<State>, fates: &mut BTreeSet<Fate>) -> Vec<State> {
         let mut chains: Vec<(i32, &Chain)> = Vec::new();
@@ -217,7 +222,7 @@ impl Walker<'_> {
                 let found = if *prefix { state.interface.starts_with(&**name) } else { *state.interface == **name };
                 matched(found != *negate)
             }
-            Expr::FibLocal(direction) => matched(self.local_addresses.contains(&address(&state, *direction))),
+            Expr::FibLocal(direction) => matched(self.is_local(address(&state, *direction))),
             Expr::L4Proto(protocol) => matched(state.protocol == Some(*protocol)),
             Expr::InSet { loads, set, negate } => {
                 return self.lookups(loads, set, state, |state, found| (state, matched(found.is_some() != *negate)));
@@ -251,6 +256,7 @@ impl Walker<'_> {
                 state.masquerade = true;
                 Some(Exit::Accept)
             }
+            Expr::Foreign(what) => panic!("not one of ours: {what}"),
             Expr::UpdateSet(_) | Expr::Counter => matched(true),
             Expr::Reject => Some(Exit::Reject),
             Expr::Verdict(verdict) => Some(Exit::from(verdict)),

@@ -157,8 +157,6 @@ fn packets(family: IpFamily) -> impl Strategy<Value = Vec<strategies::OwnedPacke
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
-
     #[test]
     fn every_packet_meets_what_the_oracle_says(
         ((table, settings), packets) in family().prop_flat_map(|family| ((table(24), settings(family)), packets(family))),
