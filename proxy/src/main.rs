@@ -1,2 +1,5 @@
 //! The `tandem` binary.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    proxy::cli::main(std::env::args_os())
+}

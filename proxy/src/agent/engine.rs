@@ -1,0 +1,308 @@
+//! One family's side of the agent: keeps the kernel's table equal to the plan.
+//!
+//! The only place that joins the compiler (pure) and the netlink connection. After any error the kernel is read back and
+//! the difference is applied, so that a failed sync leaves the old rules working and the next one starts from the truth.
+
+use crate::compile::nft::{Compiler, Problem};
+use crate::model::table::Changes;
+use crate::model::{IpFamily, ObjectName, ServiceTable, Settings};
+use crate::nft::diff::{Difference, diff};
+use crate::nft::netlink::{Class, Connection, Error};
+use crate::nft::object::{Ruleset, TableId};
+use crate::nft::transaction::{Op, Step, Transaction};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long a packet in flight may still use what an update replaced (surplus slots, chains).
+pub const SETTLE_AFTER: Duration = Duration::from_secs(1);
+
+/// Services that the kernel refuses in one sync before the sync gives up.
+const REFUSALS_MAX: usize = 64;
+
+/// What a successful sync did.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Operations committed.
+    pub steps: usize,
+    /// The kernel was read back.
+    pub full: bool,
+    /// kube-proxy's table was removed in the same transaction.
+    pub took_over: bool,
+}
+
+/// Keeps one family's table.
+pub struct Engine {
+    id: TableId,
+    settings: Settings,
+    compiler: Compiler,
+    connection: Connection,
+    /// Whether the compiler has been given the whole service map once.
+    compiled: bool,
+    /// Whether the kernel holds the plan as far as we know.
+    in_step: bool,
+    /// Whether a full sync left something that must go later.
+    sweep: bool,
+    settle_at: Option<Instant>,
+    problems: BTreeMap<ObjectName, Vec<String>>,
+}
+
+impl Engine {
+    /// An engine that has done nothing yet.
+    ///
+    /// # Errors
+    /// The netlink socket cannot be opened.
+    pub fn new(table: &str, settings: Settings) -> Result<Self, Error> {
+        Ok(Self {
+            id: TableId { family: settings.family, name: table.into() },
+            compiler: Compiler::new(settings.clone()),
+            settings,
+            connection: Connection::open()?,
+            compiled: false,
+            in_step: false,
+            sweep: false,
+            settle_at: None,
+            problems: BTreeMap::new(),
+        })
+    }
+
+    /// The family.
+    #[must_use]
+    pub fn family(&self) -> IpFamily {
+        self.settings.family
+    }
+
+    /// The settings in force.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The netlink port of this engine's socket, by which its own notifications are known.
+    #[must_use]
+    pub fn port_id(&self) -> u32 {
+        self.connection.port_id()
+    }
+
+    /// The next sync reads the kernel back.
+    pub fn mark_dirty(&mut self) {
+        self.in_step = false;
+    }
+
+    /// When [`Engine::settle`] should run next.
+    #[must_use]
+    pub fn settle_at(&self) -> Option<Instant> {
+        self.settle_at
+    }
+
+    /// Services that could not be programmed as asked, with the reasons.
+    #[must_use]
+    pub fn problems(&self) -> &BTreeMap<ObjectName, Vec<String>> {
+        &self.problems
+    }
+
+    /// The plan as text for people and for `nft -f`.
+    pub fn plan_text(&mut self, table: &ServiceTable) -> String {
+        self.compile_all(table);
+        crate::nft::text::ruleset(&self.plan())
+    }
+
+    /// Brings the kernel in step with `table`. `changes` is what changed since the last call; `settings` replace the old ones if they differ.
+    ///
+    /// # Errors
+    /// The kernel's answer. The old rules stay in force, and the next call starts by reading the kernel back.
+    pub fn sync(
+        &mut self,
+        table: &ServiceTable,
+        changes: &Changes,
+        settings: &Settings,
+        now: Instant,
+    ) -> Result<Report, Error> {
+        let steps = self.compile(table, changes, settings);
+        if self.in_step {
+            if steps.is_empty() {
+                return Ok(Report::default());
+            }
+            let count = steps.len();
+            match self.commit(steps) {
+                Ok(()) => {
+                    self.settle_later(now);
+                    return Ok(Report { steps: count, ..Report::default() });
+                }
+                Err(error) => self.handle(table, error)?,
+            }
+        }
+        self.full(table, now)
+    }
+
+    /// Compares the kernel with the plan and lists the differences in words.
+    ///
+    /// # Errors
+    /// The kernel cannot be read.
+    pub fn verify(&mut self) -> Result<Vec<String>, Error> {
+        if !self.compiled {
+            return Ok(Vec::new());
+        }
+        let have = self.connection.read(&self.id, false)?;
+        let Difference { now, late } = diff(have.as_ref(), &self.plan());
+        // What a full sync left for the sweep is no drift.
+        let late = if self.sweep || self.settle_at.is_some() { Vec::new() } else { late.steps };
+        Ok(now.steps.iter().chain(&late).map(|step| crate::nft::text::op(&self.id, &step.op)).collect())
+    }
+
+    /// Removes what the last syncs left for packets in flight.
+    ///
+    /// # Errors
+    /// The kernel's answer; the next sync reads the kernel back.
+    pub fn settle(&mut self, now: Instant) -> Result<(), Error> {
+        if self.settle_at.is_none_or(|at| at > now) {
+            return Ok(());
+        }
+        self.settle_at = None;
+        let update = self.compiler.settle();
+        if self.in_step {
+            self.commit(update.steps)?;
+        }
+        if self.sweep && self.in_step {
+            let have = self.connection.read(&self.id, false)?;
+            let Difference { now, late } = diff(have.as_ref(), &self.plan());
+            self.commit(now.steps)?;
+            self.commit(late.steps)?;
+            self.sweep = false;
+        }
+        Ok(())
+    }
+
+    fn plan(&self) -> Ruleset {
+        let mut plan = self.compiler.ruleset();
+        plan.table = self.id.clone();
+        plan
+    }
+
+    fn compile_all(&mut self, table: &ServiceTable) {
+        if self.compiled {
+            return;
+        }
+        let names: Vec<ObjectName> = table.services().map(|s| s.name.clone()).collect();
+        let update = self.compiler.update(table, &names);
+        let cidrs = self.compiler.update_service_cidrs(table);
+        self.compiled = true;
+        self.note(update.problems.into_iter().chain(cidrs.problems));
+    }
+
+    fn compile(&mut self, table: &ServiceTable, changes: &Changes, settings: &Settings) -> Vec<Step> {
+        if !self.compiled {
+            if self.settings != *settings {
+                self.settings = settings.clone();
+                self.compiler = Compiler::new(settings.clone());
+            }
+            return Vec::new();
+        }
+        let mut steps = Vec::new();
+        if self.settings != *settings || changes.node {
+            self.settings = settings.clone();
+            self.problems.clear();
+            let update = self.compiler.set_settings(table, settings.clone());
+            self.note(update.problems);
+            steps.extend(update.steps);
+        }
+        if changes.service_cidrs {
+            steps.extend(self.compiler.update_service_cidrs(table).steps);
+        }
+        for name in &changes.services {
+            self.problems.remove(name);
+        }
+        let update = self.compiler.update(table, &changes.services);
+        self.note(update.problems);
+        steps.extend(update.steps);
+        steps
+    }
+
+    /// Reads the kernel back and applies the difference.
+    fn full(&mut self, table: &ServiceTable, now: Instant) -> Result<Report, Error> {
+        self.in_step = false;
+        for _ in 0..REFUSALS_MAX {
+            let have = self.connection.read(&self.id, false)?;
+            if !self.compiled {
+                if let Some(have) = &have {
+                    self.compiler.adopt(have);
+                }
+                self.compile_all(table);
+            }
+            let plan = self.plan();
+            let Difference { now: mut transaction, late } = diff(have.as_ref(), &plan);
+            let took_over = self.take_over(&mut transaction, &plan)?;
+            let steps = transaction.steps.len();
+            match self.connection.commit(&transaction) {
+                Ok(()) => {
+                    self.in_step = true;
+                    self.sweep = !late.is_empty();
+                    self.settle_later(now);
+                    return Ok(Report { steps, full: true, took_over });
+                }
+                Err(error) => self.handle(table, error)?,
+            }
+        }
+        Err(Error::gave_up(format!("{}: the kernel refused {REFUSALS_MAX} services in a row", self.id)))
+    }
+
+    /// Adds the removal of kube-proxy's table, and the import of its affinity records, to the transaction that brings ours up.
+    fn take_over(&mut self, transaction: &mut Transaction, plan: &Ruleset) -> Result<bool, Error> {
+        let id = TableId { family: self.family(), name: crate::takeover::KUBE_PROXY_TABLE.into() };
+        let Some(theirs) = self.connection.read(&id, true)? else { return Ok(false) };
+        for (set, elements) in theirs.elements {
+            let is_ours = plan.sets.get(&set).is_some_and(|s| s.dynamic_timeout_ms.is_some());
+            if is_ours && set.starts_with("affinity-") && !elements.is_empty() {
+                let elements = elements.into_iter().collect();
+                transaction.push(Op::AddElements { set, elements }, None);
+            }
+        }
+        transaction.push(Op::DeleteTable(id), None);
+        Ok(true)
+    }
+
+    fn commit(&mut self, steps: Vec<Step>) -> Result<(), Error> {
+        if steps.is_empty() {
+            return Ok(());
+        }
+        let result = self.connection.commit(&Transaction { table: self.id.clone(), steps });
+        if result.is_err() {
+            self.in_step = false;
+        }
+        result
+    }
+
+    /// Decides what an error means: a refused service is left out, a wrong picture is read back (both: go on), the rest is the caller's.
+    fn handle(&mut self, table: &ServiceTable, error: Error) -> Result<(), Error> {
+        match (error.class, &error.service) {
+            (Class::Object, Some(service)) => {
+                let message = format!(
+                    "{}: left out of {} until it changes: the kernel refused it ({error}); correct the Service or its endpoints",
+                    service, self.id
+                );
+                tracing::error!(service = %service, "{message}");
+                let update = self.compiler.quarantine(table, service);
+                self.problems.entry(service.clone()).or_default().push(message);
+                self.note(update.problems);
+                Ok(())
+            }
+            (Class::Resync, _) => {
+                tracing::info!(table = %self.id, "reading the kernel back: {error}");
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    fn note(&mut self, problems: impl IntoIterator<Item = Problem>) {
+        for problem in problems {
+            tracing::error!(service = %problem.service, family = %self.family(), "{}", problem.message);
+            self.problems.entry(problem.service).or_default().push(problem.message);
+        }
+    }
+
+    fn settle_later(&mut self, now: Instant) {
+        if self.sweep || self.compiler.unsettled() {
+            self.settle_at = Some(now + SETTLE_AFTER);
+        }
+    }
+}

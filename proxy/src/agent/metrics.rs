@@ -1,0 +1,135 @@
+//! Metrics and their HTTP listener.
+
+use crate::model::IpFamily;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// kube-proxy v1.37 repeats a failed bind every five seconds.
+const BIND_RETRY: Duration = Duration::from_secs(5);
+
+/// Label `ip_family`: `IPv4` or `IPv6`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByFamily {
+    ip_family: String,
+}
+
+impl From<IpFamily> for ByFamily {
+    fn from(family: IpFamily) -> Self {
+        Self { ip_family: family.to_string() }
+    }
+}
+
+/// Everything that is counted.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    /// Syncs that ended well.
+    pub syncs: Family<ByFamily, Counter>,
+    /// Failed syncs; kube-proxy's name.
+    pub sync_failures: Family<ByFamily, Counter>,
+    /// Unix time of the last good sync; kube-proxy's name.
+    pub last_sync: Family<ByFamily, Gauge>,
+    /// Repairs after someone else changed our table.
+    pub repairs: Family<ByFamily, Counter>,
+    /// UDP flows deleted because they contradicted the service map; kube-proxy's name.
+    pub conntrack_deleted: Family<ByFamily, Counter>,
+    /// 1 while a kube-proxy acts in this network namespace.
+    pub kube_proxy_running: Gauge,
+    /// Objects, or parts of objects, that are not served as asked.
+    pub problems: Gauge,
+}
+
+impl Metrics {
+    /// A registry with every metric under its name.
+    #[must_use]
+    pub fn registry(&self) -> Registry {
+        let mut r = Registry::default();
+        // Counters get the suffix _total from the encoder.
+        r.register("tandem_syncs", "Syncs that ended well", self.syncs.clone());
+        r.register("tandem_repairs", "Repairs after someone else changed our table", self.repairs.clone());
+        r.register(
+            "tandem_kube_proxy_running",
+            "1 while a kube-proxy acts in this network namespace",
+            self.kube_proxy_running.clone(),
+        );
+        r.register("tandem_problems", "Objects that are not served as asked", self.problems.clone());
+        r.register(
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures",
+            "Failed nftables transactions",
+            self.sync_failures.clone(),
+        );
+        r.register(
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+            "Unix time of the last successful sync",
+            self.last_sync.clone(),
+        );
+        r.register(
+            "kubeproxy_conntrack_reconciler_deleted_entries",
+            "UDP flows deleted because they contradicted the service map",
+            self.conntrack_deleted.clone(),
+        );
+        r
+    }
+}
+
+/// Serves `/metrics` for ever; a failed bind is logged and tried again. `on_bound` hears whether the address is ours.
+pub async fn serve(address: SocketAddr, metrics: Metrics, on_bound: impl Fn(bool)) {
+    let registry = Arc::new(metrics.registry());
+    let app = axum::Router::new().route(
+        "/metrics",
+        axum::routing::get(move || {
+            let registry = Arc::clone(&registry);
+            async move {
+                let mut body = String::new();
+                // Writing to a String cannot fail.
+                let _ = prometheus_client::encoding::text::encode(&mut body, &registry);
+                ([("content-type", "application/openmetrics-text; version=1.0.0; charset=utf-8")], body)
+            }
+        }),
+    );
+    let mut reported = false;
+    loop {
+        match tokio::net::TcpListener::bind(address).await {
+            Ok(listener) => {
+                on_bound(true);
+                if let Err(error) = axum::serve(listener, app.clone()).await {
+                    tracing::error!(%address, "metrics listener: {error}");
+                }
+            }
+            Err(error) => {
+                on_bound(false);
+                if !reported {
+                    tracing::error!(%address, "metrics listener: {error}; trying again every {BIND_RETRY:?}; choose another --metrics-bind-address if something else needs this one");
+                    reported = true;
+                }
+            }
+        }
+        tokio::time::sleep(BIND_RETRY).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_kube_proxy_are_kept() {
+        let metrics = Metrics::default();
+        metrics.sync_failures.get_or_create(&IpFamily::V4.into()).inc();
+        metrics.last_sync.get_or_create(&IpFamily::V6.into()).set(7);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &metrics.registry()).unwrap();
+        for line in [
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family=\"IPv4\"} 1",
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"} 7",
+            "tandem_kube_proxy_running 0",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The agent: joins source, model, compiler and kernel.
+//!
+//! An event only marks state dirty; one paced loop applies it. No policy lives here: what packets meet is decided in `model`
+//! and `compile`, and nothing is programmed before the first complete picture.
+
+pub mod engine;
+mod events;
+pub mod metrics;
+pub mod pacer;
+mod picture;
+pub mod settings;
+pub mod status;
+
+pub use picture::{Picture, first_picture, plan_text, sync_once};
+
+use crate::config::Config;
+use crate::model::IpFamily;
+use tokio::runtime::Runtime;
+
+/// Families that this host's kernel has.
+#[must_use]
+pub fn families() -> Vec<IpFamily> {
+    IpFamily::ALL.into_iter().filter(|family| *family == IpFamily::V4 || crate::sys::host::ipv6_enabled()).collect()
+}
+
+fn runtime() -> anyhow::Result<Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+/// Runs until SIGTERM or SIGINT. The rules stay in force.
+///
+/// # Errors
+/// What keeps the agent from starting: no source of objects, no privilege.
+pub fn run(config: Config) -> anyhow::Result<()> {
+    runtime()?.block_on(events::run(config))
+}

@@ -1,0 +1,112 @@
+//! One complete picture of the cluster, for the commands that run once.
+
+use super::engine::Engine;
+use super::settings::settings;
+use crate::config::Config;
+use crate::model::table::Changes;
+use crate::model::{IpFamily, ServiceTable, Settings};
+use crate::source::{self, Problem, SourceEvent};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// How long the commands that run once wait for the first complete list.
+const FIRST_PICTURE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The service map as the source gave it first, and this host's addresses.
+pub struct Picture {
+    /// The service map.
+    pub table: ServiceTable,
+    /// Addresses of this host's interfaces.
+    pub host: Vec<IpAddr>,
+    problems: Vec<Problem>,
+}
+
+impl Picture {
+    /// Settings of `family` on this node.
+    #[must_use]
+    pub fn settings(&self, config: &Config, family: IpFamily) -> Settings {
+        let mut settings = settings(config, self.table.node(), &self.host, family);
+        if config.node_name != crate::sys::host::name().trim().to_lowercase() {
+            // Asked about another node: its addresses are those that its Node object names.
+            settings.local_addresses.extend(self.table.node().address(family));
+        }
+        settings
+    }
+
+    /// How many objects, or parts of objects, the source refused.
+    #[must_use]
+    pub fn errors(&self) -> usize {
+        self.problems.iter().filter(|p| p.error).count()
+    }
+}
+
+/// Reads the source until the first complete picture; problems are logged.
+///
+/// # Errors
+/// The source cannot be opened, or gives no complete picture in time.
+pub fn first_picture(config: &Config) -> anyhow::Result<Picture> {
+    super::runtime()?.block_on(async {
+        let mut events = source::start(config_of(config)).await?;
+        let mut picture = Picture {
+            table: ServiceTable::new(),
+            host: crate::sys::address::host_addresses().await?,
+            problems: Vec::new(),
+        };
+        let read = async {
+            while let Some(event) = events.recv().await {
+                match event {
+                    SourceEvent::Deltas(deltas) => deltas.into_iter().for_each(|d| picture.table.apply(d)),
+                    SourceEvent::Problem(problem) => {
+                        super::events::log_problem(&problem);
+                        picture.problems.push(problem);
+                    }
+                    SourceEvent::Synced => return true,
+                }
+            }
+            false
+        };
+        match tokio::time::timeout(FIRST_PICTURE_TIMEOUT, read).await {
+            Ok(true) => Ok(picture),
+            Ok(false) => anyhow::bail!("the source ended before its first complete list"),
+            Err(_) => anyhow::bail!("no complete list of Services and EndpointSlices within {FIRST_PICTURE_TIMEOUT:?}"),
+        }
+    })
+}
+
+/// What `source::start` needs of the configuration.
+pub(super) fn config_of(config: &Config) -> source::Start {
+    let _ = config;
+    unreachable!("source API")
+}
+
+/// The plan of one family as nft text.
+///
+/// # Errors
+/// No netlink socket can be opened.
+pub fn plan_text(config: &Config, picture: &Picture, family: IpFamily) -> anyhow::Result<String> {
+    let mut engine = Engine::new(&config.table, picture.settings(config, family))?;
+    Ok(engine.plan_text(&picture.table))
+}
+
+/// Brings the kernel in step once, for each family. Returns how many objects could not be served.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn sync_once(config: &Config, picture: &Picture) -> anyhow::Result<usize> {
+    let mut errors = picture.errors();
+    let mut engines = Vec::new();
+    for family in super::families() {
+        let settings = picture.settings(config, family);
+        let mut engine = Engine::new(&config.table, settings.clone())?;
+        engine.sync(&picture.table, &Changes::default(), &settings, Instant::now())?;
+        errors += engine.problems().len();
+        engines.push(engine);
+    }
+    if let Some(at) = engines.iter().filter_map(Engine::settle_at).max() {
+        std::thread::sleep(at.saturating_duration_since(Instant::now()));
+        for engine in &mut engines {
+            engine.settle(Instant::now())?;
+        }
+    }
+    Ok(errors)
+}

@@ -1,0 +1,63 @@
+//! `-o table|json|yaml`, and logging.
+
+use serde::Serialize;
+
+/// How a result is printed.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Format {
+    /// Output format
+    #[arg(short = 'o', long = "output", value_enum, default_value_t = Kind::Table)]
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    /// For people
+    Table,
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+}
+
+impl Format {
+    /// Prints `value` for programs, or what `text` makes of it for people.
+    pub fn print<T: Serialize>(self, value: &T, text: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
+        match self.kind {
+            Kind::Table => print!("{}", text(value)),
+            Kind::Json => println!("{}", serde_json::to_string_pretty(value)?),
+            Kind::Yaml => print!("{}", serde_saphyr::to_string(value)?),
+        }
+        Ok(())
+    }
+}
+
+/// Rows in aligned columns, without borders.
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let mut table = comfy_table::Table::new();
+    table.load_preset(comfy_table::presets::NOTHING);
+    table.set_header(head.iter().copied());
+    for row in rows {
+        table.add_row(row);
+    }
+    let lines: Vec<String> = table.lines().map(|l| l.trim_end().to_string()).collect();
+    format!("{}\n", lines.join("\n"))
+}
+
+/// Logs to standard error at kube-proxy's level `v`; `RUST_LOG` overrides it.
+pub fn start_logging(v: u8) {
+    let level = match v {
+        0..=3 => "info",
+        4..=5 => "debug",
+        _ => "trace",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(format!("warn,proxy={level}")));
+    // A second call (tests in one process) keeps the first logger.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_target(false)
+        .try_init();
+}
