@@ -68,3 +68,266 @@ pub(super) async fn run(config: Config) -> anyhow::Result<()> {
     agent.write_status();
     Ok(())
 }
+
+/// The running agent's state.
+struct Agent {
+    config: Config,
+    metrics: Metrics,
+    table: ServiceTable,
+    host: Vec<IpAddr>,
+    addresses: Addresses,
+    engines: Vec<Engine>,
+    watch: Watch,
+    pacer: Pacer,
+    synced: bool,
+    frontends: Frontends,
+    problems: VecDeque<String>,
+    warnings: Vec<String>,
+    status: Status,
+    status_dirty: bool,
+    status_written: Instant,
+}
+
+impl Agent {
+    async fn start(config: Config) -> anyhow::Result<Self> {
+        let addresses = Addresses::open()?;
+        let host: Vec<IpAddr> = addresses.list().await?.into_iter().collect();
+        let table = ServiceTable::new();
+        let engines = super::families()
+            .into_iter()
+            .map(|family| Engine::new(&config.table, settings(&config, table.node(), &host, family)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let metrics = Metrics::default();
+        if let Some(address) = config.metrics_bind_address {
+            tokio::spawn(metrics::serve(address, metrics.clone()));
+        }
+        let status = Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            node: config.node_name.clone(),
+            source: config.source.to_string(),
+            started: unix_time(),
+            ..Status::default()
+        };
+        tracing::info!(node = %config.node_name, source = %config.source, "tandem {} starts", status.version);
+        let agent = Self {
+            watch: Watch::start(engines.iter().map(Engine::port_id).collect())?,
+            pacer: Pacer::new(config.min_sync_period, config.sync_period, FULL_INTERVAL),
+            config,
+            metrics,
+            table,
+            host,
+            addresses,
+            engines,
+            synced: false,
+            frontends: Frontends::new(),
+            problems: VecDeque::new(),
+            warnings: Vec::new(),
+            status,
+            status_dirty: true,
+            status_written: Instant::now(),
+        };
+        agent.prepare_host();
+        Ok(agent)
+    }
+
+    /// kube-proxy's connection tracking settings. What cannot be set is reported; none is needed for correctness.
+    fn prepare_host(&self) {
+        let root = sys::Root::default();
+        let wanted = sysctl::ConntrackSettings {
+            max_per_core: self.config.conntrack.max_per_core,
+            min: self.config.conntrack.min,
+            tcp_established_timeout: self.config.conntrack.tcp_established_timeout,
+            tcp_close_wait_timeout: self.config.conntrack.tcp_close_wait_timeout,
+            ..sysctl::ConntrackSettings::default()
+        };
+        let (written, errors) = sysctl::apply(&root, &wanted, sys::host::cpu_count(&root));
+        for write in written {
+            tracing::info!("set {write}");
+        }
+        for error in errors {
+            tracing::warn!("{error}; connection tracking keeps its present setting");
+        }
+        for warning in sysctl::forwarding_warnings(&root, &super::families()) {
+            tracing::warn!("{warning}");
+        }
+    }
+
+    /// When there is something to do without a new event.
+    fn due(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let sync = if self.synced { self.pacer.due(now) } else { None };
+        let settle = self.engines.iter().filter_map(Engine::settle_at).min();
+        let status = self.status_dirty.then_some(self.status_written + STATUS_INTERVAL);
+        [sync, settle, status].into_iter().flatten().min()
+    }
+
+    fn take(&mut self, event: SourceEvent) {
+        match event {
+            SourceEvent::Deltas(deltas) => {
+                for delta in deltas {
+                    self.table.apply(delta);
+                }
+                self.pacer.request();
+            }
+            SourceEvent::Synced => {
+                tracing::info!(services = self.table.services().count(), "the first complete list has arrived");
+                self.synced = true;
+                self.pacer.request();
+            }
+            SourceEvent::Problem(problem) => {
+                log_problem(&problem);
+                if self.problems.len() == PROBLEMS_MAX {
+                    self.problems.pop_front();
+                }
+                self.problems.push_back(problem.to_string());
+            }
+        }
+        self.status_dirty = true;
+    }
+
+    async fn addresses_changed(&mut self, alive: bool) {
+        if !alive {
+            match Addresses::open() {
+                Ok(addresses) => self.addresses = addresses,
+                Err(error) => {
+                    tracing::error!("{error}; address changes are not seen until this works");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+        }
+        match self.addresses.list().await {
+            Ok(list) => {
+                let list: Vec<IpAddr> = list.into_iter().collect();
+                if list != self.host {
+                    self.host = list;
+                    self.pacer.request();
+                }
+            }
+            Err(error) => tracing::error!("{error}; NodePort addresses stay as they are"),
+        }
+    }
+
+    /// Does what is due at `now`.
+    fn work(&mut self, now: Instant) -> anyhow::Result<()> {
+        if self.synced && self.pacer.due(now).is_some_and(|at| at <= now) {
+            block_in_place(|| self.sync())?;
+        }
+        for engine in &mut self.engines {
+            if let Err(error) = block_in_place(|| engine.settle(now)) {
+                tracing::warn!(family = %engine.family(), "clean-up of replaced rules: {error}; it is tried again");
+                self.pacer.request();
+            }
+        }
+        if self.status_dirty && self.status_written + STATUS_INTERVAL <= now {
+            self.write_status();
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> anyhow::Result<()> {
+        self.pacer.started();
+        let first = self.status.families.values().all(|f| f.last_sync.is_none());
+        let changes = self.table.take_changes();
+        self.warn();
+        let mut success = true;
+        for engine in &mut self.engines {
+            let family = engine.family();
+            let settings = settings(&self.config, self.table.node(), &self.host, family);
+            let started = Instant::now();
+            let result = engine.sync(&self.table, &changes, &settings, started);
+            let status = self.status.families.entry(family.to_string()).or_default();
+            match result {
+                Ok(report) => {
+                    if report.full || report.steps > 0 {
+                        tracing::debug!(%family, steps = report.steps, full = report.full, "synced in {:?}", started.elapsed());
+                    }
+                    if report.took_over {
+                        tracing::info!(%family, "removed kube-proxy's nftables table in the transaction that brought ours up");
+                    }
+                    status.error = None;
+                    status.last_sync = Some(unix_time());
+                    status.syncs += 1;
+                    self.metrics.syncs.get_or_create(&family.into()).inc();
+                    self.metrics.last_sync.get_or_create(&family.into()).set(unix_time().try_into().unwrap_or(i64::MAX));
+                }
+                Err(error) => {
+                    success = false;
+                    status.failures += 1;
+                    status.error = Some(error.to_string());
+                    self.metrics.sync_failures.get_or_create(&family.into()).inc();
+                    if first && error.class == Class::Fatal {
+                        return Err(error.into());
+                    }
+                    tracing::error!(%family, "sync failed, the old rules stay in force and it is tried again: {error}");
+                }
+            }
+        }
+        self.reconcile_conntrack(first, &changes, success);
+        self.pacer.ended(Instant::now(), success);
+        self.status_dirty = true;
+        Ok(())
+    }
+
+    /// Deletes UDP flows that contradict the map: after a good sync only, and again until it worked.
+    fn reconcile_conntrack(&mut self, first: bool, changes: &Changes, success: bool) {
+        for engine in &self.engines {
+            let settings = engine.settings();
+            self.frontends.set_node_addresses(settings);
+            let state = |name: &ObjectName, frontends: &mut Frontends| {
+                let udp = self.table.service(name).filter(|s| s.ports.iter().any(|p| p.protocol == Protocol::Udp));
+                let views = udp.map_or_else(Vec::new, |service| {
+                    resolve(service, &self.table.slices(name), self.table.node(), settings)
+                });
+                frontends.set_service(name, settings.family, &views);
+            };
+            if first || changes.node {
+                let names: Vec<ObjectName> = self.table.services().map(|s| s.name.clone()).collect();
+                names.iter().for_each(|name| state(name, &mut self.frontends));
+            }
+            changes.services.iter().for_each(|name| state(name, &mut self.frontends));
+        }
+        if !success || !self.frontends.due() {
+            return;
+        }
+        let revision = self.frontends.revision();
+        match Reconciler::open().and_then(|mut r| r.reconcile(&self.frontends)) {
+            Ok(report) => {
+                self.frontends.reconciled(revision);
+                if report.deleted > 0 {
+                    tracing::info!(deleted = report.deleted, "deleted UDP flows that contradicted the service map");
+                }
+                for (family, deleted) in report.by_family() {
+                    self.metrics.conntrack_deleted.get_or_create(&family.into()).inc_by(deleted);
+                }
+            }
+            Err(error) => {
+                tracing::error!("connection tracking clean-up: {error}; it is tried again at the next sync");
+                self.pacer.request();
+            }
+        }
+    }
+
+    /// Reports what is odd about the settings, once each.
+    fn warn(&mut self) {
+        let now = warnings(&self.config, self.table.node(), &self.host);
+        for warning in now.iter().filter(|w| !self.warnings.contains(w)) {
+            tracing::warn!("{warning}");
+        }
+        self.warnings = now;
+    }
+
+    fn write_status(&mut self) {
+        let refused = self.engines.iter().flat_map(|e| e.problems().values().flatten().cloned());
+        let refused: BTreeSet<String> = refused.collect();
+        self.status.synced = self.synced;
+        self.status.services = self.table.services().count();
+        self.status.problems = self.problems.iter().cloned().chain(refused).collect();
+        self.metrics.problems.set(i64::try_from(self.status.problems.len()).unwrap_or(i64::MAX));
+        if let Err(error) = status::write(&self.config.run_dir, &self.status) {
+            tracing::warn!("{}: {error}; `tandem status` shows nothing until this works", self.config.run_dir.display());
+        }
+        self.status_dirty = false;
+        self.status_written = Instant::now();
+    }
+}
