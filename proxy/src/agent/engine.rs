@@ -30,12 +30,35 @@ pub struct Report {
     pub took_over: bool,
 }
 
+/// The kernel as an engine sees it.
+pub trait Kernel {
+    /// Commits all of a transaction or nothing.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    fn commit(&mut self, transaction: &Transaction) -> Result<(), Error>;
+    /// Reads a table with its elements, those of dynamic sets only if asked; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    fn read(&mut self, table: &TableId, dynamic: bool) -> Result<Option<Ruleset>, Error>;
+}
+
+impl Kernel for Connection {
+    fn commit(&mut self, transaction: &Transaction) -> Result<(), Error> {
+        Connection::commit(self, transaction)
+    }
+    fn read(&mut self, table: &TableId, dynamic: bool) -> Result<Option<Ruleset>, Error> {
+        Connection::read(self, table, dynamic)
+    }
+}
+
 /// Keeps one family's table.
-pub struct Engine {
+pub struct Engine<K = Connection> {
     id: TableId,
     settings: Settings,
     compiler: Compiler,
-    connection: Connection,
+    kernel: K,
     /// Whether the compiler has been given the whole service map once.
     compiled: bool,
     /// Whether the kernel holds the plan as far as we know.
@@ -46,23 +69,20 @@ pub struct Engine {
     problems: BTreeMap<ObjectName, Vec<String>>,
 }
 
-impl Engine {
+impl<K: Kernel> Engine<K> {
     /// An engine that has done nothing yet.
-    ///
-    /// # Errors
-    /// The netlink socket cannot be opened.
-    pub fn new(table: &str, settings: Settings) -> Result<Self, Error> {
-        Ok(Self {
+    pub fn new(table: &str, settings: Settings, kernel: K) -> Self {
+        Self {
             id: TableId { family: settings.family, name: table.into() },
             compiler: Compiler::new(settings.clone()),
             settings,
-            connection: Connection::open()?,
+            kernel,
             compiled: false,
             in_step: false,
             sweep: false,
             settle_at: None,
             problems: BTreeMap::new(),
-        })
+        }
     }
 
     /// The family.
@@ -77,10 +97,10 @@ impl Engine {
         &self.settings
     }
 
-    /// The netlink port of this engine's socket, by which its own notifications are known.
+    /// The connection to the kernel.
     #[must_use]
-    pub fn port_id(&self) -> u32 {
-        self.connection.port_id()
+    pub fn kernel(&self) -> &K {
+        &self.kernel
     }
 
     /// The next sync reads the kernel back.
@@ -98,12 +118,6 @@ impl Engine {
     #[must_use]
     pub fn problems(&self) -> &BTreeMap<ObjectName, Vec<String>> {
         &self.problems
-    }
-
-    /// The plan as text for people and for `nft -f`.
-    pub fn plan_text(&mut self, table: &ServiceTable) -> String {
-        self.compile_all(table);
-        crate::nft::text::ruleset(&self.plan())
     }
 
     /// Brings the kernel in step with `table`. `changes` is what changed since the last call; `settings` replace the old ones if they differ.
@@ -142,7 +156,7 @@ impl Engine {
         if !self.compiled {
             return Ok(Vec::new());
         }
-        let have = self.connection.read(&self.id, false)?;
+        let have = self.kernel.read(&self.id, false)?;
         let Difference { now, late } = diff(have.as_ref(), &self.plan());
         // What a full sync left for the sweep is no drift.
         let late = if self.sweep || self.settle_at.is_some() { Vec::new() } else { late.steps };
@@ -163,7 +177,7 @@ impl Engine {
             self.commit(update.steps)?;
         }
         if self.sweep && self.in_step {
-            let have = self.connection.read(&self.id, false)?;
+            let have = self.kernel.read(&self.id, false)?;
             let Difference { now, late } = diff(have.as_ref(), &self.plan());
             self.commit(now.steps)?;
             self.commit(late.steps)?;
@@ -221,7 +235,7 @@ impl Engine {
     fn full(&mut self, table: &ServiceTable, now: Instant) -> Result<Report, Error> {
         self.in_step = false;
         for _ in 0..REFUSALS_MAX {
-            let have = self.connection.read(&self.id, false)?;
+            let have = self.kernel.read(&self.id, false)?;
             if !self.compiled {
                 if let Some(have) = &have {
                     self.compiler.adopt(have);
@@ -232,7 +246,7 @@ impl Engine {
             let Difference { now: mut transaction, late } = diff(have.as_ref(), &plan);
             let took_over = self.take_over(&mut transaction, &plan)?;
             let steps = transaction.steps.len();
-            match self.connection.commit(&transaction) {
+            match self.kernel.commit(&transaction) {
                 Ok(()) => {
                     self.in_step = true;
                     self.sweep = !late.is_empty();
@@ -242,13 +256,13 @@ impl Engine {
                 Err(error) => self.handle(table, error)?,
             }
         }
-        Err(Error::gave_up(format!("{}: the kernel refused {REFUSALS_MAX} services in a row", self.id)))
+        Err(gave_up(format!("{}: the kernel refused {REFUSALS_MAX} services in a row", self.id)))
     }
 
     /// Adds the removal of kube-proxy's table, and the import of its affinity records, to the transaction that brings ours up.
     fn take_over(&mut self, transaction: &mut Transaction, plan: &Ruleset) -> Result<bool, Error> {
         let id = TableId { family: self.family(), name: crate::takeover::KUBE_PROXY_TABLE.into() };
-        let Some(theirs) = self.connection.read(&id, true)? else { return Ok(false) };
+        let Some(theirs) = self.kernel.read(&id, true)? else { return Ok(false) };
         for (set, elements) in theirs.elements {
             let is_ours = plan.sets.get(&set).is_some_and(|s| s.dynamic_timeout_ms.is_some());
             if is_ours && set.starts_with("affinity-") && !elements.is_empty() {
@@ -264,7 +278,7 @@ impl Engine {
         if steps.is_empty() {
             return Ok(());
         }
-        let result = self.connection.commit(&Transaction { table: self.id.clone(), steps });
+        let result = self.kernel.commit(&Transaction { table: self.id.clone(), steps });
         if result.is_err() {
             self.in_step = false;
         }
@@ -305,4 +319,21 @@ impl Engine {
             self.settle_at = Some(now + SETTLE_AFTER);
         }
     }
+}
+
+fn gave_up(what: String) -> Error {
+    let source = std::io::Error::other("correct the services that are named above");
+    Error { what, service: None, class: Class::Retry, source }
+}
+
+/// The plan of `table` from nothing; no kernel is asked.
+#[must_use]
+pub fn plan(name: &str, settings: &Settings, table: &ServiceTable) -> Ruleset {
+    let mut compiler = Compiler::new(settings.clone());
+    let names: Vec<ObjectName> = table.services().map(|s| s.name.clone()).collect();
+    compiler.update(table, &names);
+    compiler.update_service_cidrs(table);
+    let mut plan = compiler.ruleset();
+    plan.table = TableId { family: settings.family, name: name.into() };
+    plan
 }

@@ -4,26 +4,28 @@ use super::engine::Engine;
 use super::metrics::{self, Metrics};
 use super::pacer::Pacer;
 use super::settings::{settings, warnings};
-use super::status::{self, FamilyStatus, Status, unix_time};
+use super::status::{self, Status, unix_time};
 use crate::config::Config;
 use crate::conntrack::{Frontends, Reconciler};
 use crate::model::table::Changes;
-use crate::model::{IpFamily, ServiceTable, resolve};
-use crate::nft::netlink::{Class, Error};
+use crate::model::{ObjectName, Protocol, ServiceTable, resolve};
+use crate::nft::netlink::{Class, Connection};
 use crate::source::{Problem, SourceEvent};
 use crate::sys::address::Addresses;
+use crate::sys::{Root, host, sysctl};
 use std::collections::{BTreeSet, VecDeque};
 use std::future::pending;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
 use tokio::task::block_in_place;
 
 /// Without any change, the kernel is compared with the plan this often (kube-proxy v1.37 does one full sync an hour).
 const FULL_INTERVAL: Duration = Duration::from_secs(3600);
 /// Changes taken in one go before the loop looks at its timers again.
 const BATCH_MAX: usize = 1000;
+/// Shortest time between two writes of the status file.
+const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 /// Problems of the source that the status shows.
 const PROBLEMS_MAX: usize = 100;
 
@@ -56,9 +58,7 @@ pub(super) async fn run(config: Config) -> anyhow::Result<()> {
                 }
                 None => anyhow::bail!("the source of objects ended"),
             },
-            () = agent.watch.changed() => agent.foreign_change(),
             alive = agent.addresses.changed() => agent.addresses_changed(alive).await,
-            sign = agent.rivals.recv() => if let Some(sign) = sign { agent.rival(sign) },
             () = async { match due { Some(at) => tokio::time::sleep_until(at).await, None => pending().await } } => {
                 agent.work(Instant::now())?;
             }
@@ -77,7 +77,6 @@ struct Agent {
     host: Vec<IpAddr>,
     addresses: Addresses,
     engines: Vec<Engine>,
-    watch: Watch,
     pacer: Pacer,
     synced: bool,
     frontends: Frontends,
@@ -95,7 +94,10 @@ impl Agent {
         let table = ServiceTable::new();
         let engines = super::families()
             .into_iter()
-            .map(|family| Engine::new(&config.table, settings(&config, table.node(), &host, family)))
+            .map(|family| {
+                let settings = settings(&config, table.node(), &host, family);
+                Connection::open().map(|kernel| Engine::new(&config.table, settings, kernel))
+            })
             .collect::<Result<Vec<_>, _>>()?;
         let metrics = Metrics::default();
         if let Some(address) = config.metrics_bind_address {
@@ -111,7 +113,6 @@ impl Agent {
         };
         tracing::info!(node = %config.node_name, source = %config.source, "tandem {} starts", status.version);
         let agent = Self {
-            watch: Watch::start(engines.iter().map(Engine::port_id).collect())?,
             pacer: Pacer::new(config.min_sync_period, config.sync_period, FULL_INTERVAL),
             config,
             metrics,
@@ -133,17 +134,17 @@ impl Agent {
 
     /// kube-proxy's connection tracking settings. What cannot be set is reported; none is needed for correctness.
     fn prepare_host(&self) {
-        let root = sys::Root::default();
+        let root = Root::default();
         let wanted = sysctl::ConntrackSettings {
-            max_per_core: self.config.conntrack.max_per_core,
-            min: self.config.conntrack.min,
+            max_per_core: self.config.conntrack.max_per_core.into(),
+            min: self.config.conntrack.min.into(),
             tcp_established_timeout: self.config.conntrack.tcp_established_timeout,
             tcp_close_wait_timeout: self.config.conntrack.tcp_close_wait_timeout,
             ..sysctl::ConntrackSettings::default()
         };
-        let (written, errors) = sysctl::apply(&root, &wanted, sys::host::cpu_count(&root));
+        let (written, errors) = sysctl::apply(&root, &wanted, host::cpu_count(&root));
         for write in written {
-            tracing::info!("set {write}");
+            tracing::info!("set {} to {}", write.path, write.value);
         }
         for error in errors {
             tracing::warn!("{error}; connection tracking keeps its present setting");

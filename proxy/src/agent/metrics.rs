@@ -77,8 +77,8 @@ impl Metrics {
     }
 }
 
-/// Serves `/metrics` for ever; a failed bind is logged and tried again. `on_bound` hears whether the address is ours.
-pub async fn serve(address: SocketAddr, metrics: Metrics, on_bound: impl Fn(bool)) {
+/// Serves `/metrics` for ever; a failed bind is logged and tried again. 
+pub async fn serve(address: SocketAddr, metrics: Metrics) {
     let registry = Arc::new(metrics.registry());
     let app = axum::Router::new().route(
         "/metrics",
@@ -96,13 +96,11 @@ pub async fn serve(address: SocketAddr, metrics: Metrics, on_bound: impl Fn(bool
     loop {
         match tokio::net::TcpListener::bind(address).await {
             Ok(listener) => {
-                on_bound(true);
                 if let Err(error) = axum::serve(listener, app.clone()).await {
                     tracing::error!(%address, "metrics listener: {error}");
                 }
             }
             Err(error) => {
-                on_bound(false);
                 if !reported {
                     tracing::error!(%address, "metrics listener: {error}; trying again every {BIND_RETRY:?}; choose another --metrics-bind-address if something else needs this one");
                     reported = true;

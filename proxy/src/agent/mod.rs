@@ -15,12 +15,20 @@ pub use picture::{Picture, first_picture, plan_text, sync_once};
 
 use crate::config::Config;
 use crate::model::IpFamily;
+use crate::sys::{Root, host};
 use tokio::runtime::Runtime;
 
 /// Families that this host's kernel has.
 #[must_use]
 pub fn families() -> Vec<IpFamily> {
-    IpFamily::ALL.into_iter().filter(|family| *family == IpFamily::V4 || crate::sys::host::ipv6_enabled()).collect()
+    let root = Root::default();
+    IpFamily::ALL.into_iter().filter(|family| host::supports(&root, *family)).collect()
+}
+
+/// The host's name, trimmed and in lower case; empty if it cannot be read.
+#[must_use]
+pub fn host_name() -> String {
+    host::hostname().map(|name| name.trim().to_lowercase()).unwrap_or_default()
 }
 
 fn runtime() -> anyhow::Result<Runtime> {

@@ -5,9 +5,12 @@ use super::settings::settings;
 use crate::config::Config;
 use crate::model::table::Changes;
 use crate::model::{IpFamily, ServiceTable, Settings};
-use crate::source::{self, Problem, SourceEvent};
+use crate::nft::netlink::Connection;
+use crate::source::{Problem, SourceEvent};
+use crate::sys::address::Addresses;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
 
 /// How long the commands that run once wait for the first complete list.
 const FIRST_PICTURE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,7 +29,7 @@ impl Picture {
     #[must_use]
     pub fn settings(&self, config: &Config, family: IpFamily) -> Settings {
         let mut settings = settings(config, self.table.node(), &self.host, family);
-        if config.node_name != crate::sys::host::name().trim().to_lowercase() {
+        if config.node_name != super::host_name() {
             // Asked about another node: its addresses are those that its Node object names.
             settings.local_addresses.extend(self.table.node().address(family));
         }
@@ -46,10 +49,10 @@ impl Picture {
 /// The source cannot be opened, or gives no complete picture in time.
 pub fn first_picture(config: &Config) -> anyhow::Result<Picture> {
     super::runtime()?.block_on(async {
-        let mut events = source::start(config_of(config)).await?;
+        let mut events = open(config).await?;
         let mut picture = Picture {
             table: ServiceTable::new(),
-            host: crate::sys::address::host_addresses().await?,
+            host: Addresses::open()?.list().await?.into_iter().collect(),
             problems: Vec::new(),
         };
         let read = async {
@@ -73,19 +76,17 @@ pub fn first_picture(config: &Config) -> anyhow::Result<Picture> {
     })
 }
 
-/// What `source::start` needs of the configuration.
-pub(super) fn config_of(config: &Config) -> source::Start {
+/// Opens the source that the configuration names.
+pub(super) async fn open(config: &Config) -> anyhow::Result<mpsc::Receiver<SourceEvent>> {
     let _ = config;
-    unreachable!("source API")
+    anyhow::bail!("no source yet")
 }
 
-/// The plan of one family as nft text.
-///
-/// # Errors
-/// No netlink socket can be opened.
-pub fn plan_text(config: &Config, picture: &Picture, family: IpFamily) -> anyhow::Result<String> {
-    let mut engine = Engine::new(&config.table, picture.settings(config, family))?;
-    Ok(engine.plan_text(&picture.table))
+/// The plan of one family as nft text; the kernel is not asked.
+#[must_use]
+pub fn plan_text(config: &Config, picture: &Picture, family: IpFamily) -> String {
+    let plan = super::engine::plan(&config.table, &picture.settings(config, family), &picture.table);
+    crate::nft::text::ruleset(&plan)
 }
 
 /// Brings the kernel in step once, for each family. Returns how many objects could not be served.
@@ -97,7 +98,7 @@ pub fn sync_once(config: &Config, picture: &Picture) -> anyhow::Result<usize> {
     let mut engines = Vec::new();
     for family in super::families() {
         let settings = picture.settings(config, family);
-        let mut engine = Engine::new(&config.table, settings.clone())?;
+        let mut engine = Engine::new(&config.table, settings.clone(), Connection::open()?);
         engine.sync(&picture.table, &Changes::default(), &settings, Instant::now())?;
         errors += engine.problems().len();
         engines.push(engine);

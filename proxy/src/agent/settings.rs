@@ -25,6 +25,7 @@ pub fn settings(config: &Config, node: &Node, host: &[IpAddr], family: IpFamily)
         node_ip: node.address(family),
         local_addresses,
         affinity_clients_max: config.affinity_clients_max,
+        ..Settings::new(family)
     }
 }
 

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 fn load(flags: &Flags) -> anyhow::Result<Config> {
     start_logging(flags.v);
-    Ok(Config::load(flags, &crate::sys::host::name())?)
+    Ok(Config::load(flags, &agent::host_name())?)
 }
 
 /// Runs the proxy until SIGTERM or SIGINT; the rules stay.
@@ -31,7 +31,7 @@ pub fn sync(flags: &Flags, dry_run: bool) -> anyhow::Result<ExitCode> {
     let picture = agent::first_picture(&config)?;
     let errors = if dry_run {
         for family in agent::families() {
-            print!("{}", agent::plan_text(&config, &picture, family)?);
+            print!("{}", agent::plan_text(&config, &picture, family));
         }
         picture.errors()
     } else {

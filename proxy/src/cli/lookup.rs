@@ -50,7 +50,7 @@ struct EndpointAnswer {
 
 pub fn run(query: &Query, output: Format, flags: &Flags) -> anyhow::Result<ExitCode> {
     super::output::start_logging(flags.v);
-    let config = Config::load(flags, &crate::sys::host::name())?;
+    let config = Config::load(flags, &agent::host_name())?;
     let protocol = match query.protocol.to_lowercase().as_str() {
         "tcp" => Some(Protocol::Tcp),
         "udp" => Some(Protocol::Udp),

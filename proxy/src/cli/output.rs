@@ -35,7 +35,7 @@ impl Format {
 /// Rows in aligned columns, without borders.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut table = comfy_table::Table::new();
-    table.load_preset(comfy_table::presets::NOTHING);
+    table.load_style(comfy_table::presets::NOTHING);
     table.set_header(head.iter().copied());
     for row in rows {
         table.add_row(row);

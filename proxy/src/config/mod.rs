@@ -11,6 +11,7 @@ pub use crate::model::DetectLocalMode;
 pub use duration::{format_duration, parse_duration};
 pub use flags::Flags;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -26,6 +27,18 @@ pub enum SourceConfig {
         /// Overrides the server address of the kubeconfig.
         master: Option<String>,
     },
+}
+
+/// In words, for the log and `tandem status`.
+impl fmt::Display for SourceConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Manifests(dir) => write!(f, "manifests in {}", dir.display()),
+            Self::Kubernetes { kubeconfig: Some(path), .. } => write!(f, "API server of kubeconfig {}", path.display()),
+            Self::Kubernetes { master: Some(master), .. } => write!(f, "API server {master}"),
+            Self::Kubernetes { .. } => write!(f, "API server of this cluster"),
+        }
+    }
 }
 
 /// The validated configuration.
