@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// How long a packet in flight may still use what an update replaced (surplus slots, chains).
 pub const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
+/// kube-proxy v1.37 keeps `ip kube-proxy` and `ip6 kube-proxy`.
+const KUBE_PROXY_TABLE: &str = "kube-proxy";
+
 /// Services that the kernel refuses in one sync before the sync gives up.
 const REFUSALS_MAX: usize = 64;
 
@@ -160,7 +163,7 @@ impl<K: Kernel> Engine<K> {
         let Difference { now, late } = diff(have.as_ref(), &self.plan());
         // What a full sync left for the sweep is no drift.
         let late = if self.sweep || self.settle_at.is_some() { Vec::new() } else { late.steps };
-        Ok(now.steps.iter().chain(&late).map(|step| crate::nft::text::op(&self.id, &step.op)).collect())
+        Ok(now.steps.iter().chain(&late).map(|step| format!("{:?}", step.op)).collect())
     }
 
     /// Removes what the last syncs left for packets in flight.
@@ -261,7 +264,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Adds the removal of kube-proxy's table, and the import of its affinity records, to the transaction that brings ours up.
     fn take_over(&mut self, transaction: &mut Transaction, plan: &Ruleset) -> Result<bool, Error> {
-        let id = TableId { family: self.family(), name: crate::takeover::KUBE_PROXY_TABLE.into() };
+        let id = TableId { family: self.family(), name: KUBE_PROXY_TABLE.into() };
         let Some(theirs) = self.kernel.read(&id, true)? else { return Ok(false) };
         for (set, elements) in theirs.elements {
             let is_ours = plan.sets.get(&set).is_some_and(|s| s.dynamic_timeout_ms.is_some());

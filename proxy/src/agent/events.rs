@@ -250,7 +250,10 @@ impl Agent {
                     status.last_sync = Some(unix_time());
                     status.syncs += 1;
                     self.metrics.syncs.get_or_create(&family.into()).inc();
-                    self.metrics.last_sync.get_or_create(&family.into()).set(unix_time().try_into().unwrap_or(i64::MAX));
+                    self.metrics
+                        .last_sync
+                        .get_or_create(&family.into())
+                        .set(unix_time().try_into().unwrap_or(i64::MAX));
                 }
                 Err(error) => {
                     success = false;
@@ -298,9 +301,7 @@ impl Agent {
                 if report.deleted > 0 {
                     tracing::info!(deleted = report.deleted, "deleted UDP flows that contradicted the service map");
                 }
-                for (family, deleted) in report.by_family() {
-                    self.metrics.conntrack_deleted.get_or_create(&family.into()).inc_by(deleted);
-                }
+                self.metrics.conntrack_deleted.inc_by(report.deleted);
             }
             Err(error) => {
                 tracing::error!("connection tracking clean-up: {error}; it is tried again at the next sync");
@@ -326,7 +327,10 @@ impl Agent {
         self.status.problems = self.problems.iter().cloned().chain(refused).collect();
         self.metrics.problems.set(i64::try_from(self.status.problems.len()).unwrap_or(i64::MAX));
         if let Err(error) = status::write(&self.config.run_dir, &self.status) {
-            tracing::warn!("{}: {error}; `tandem status` shows nothing until this works", self.config.run_dir.display());
+            tracing::warn!(
+                "{}: {error}; `tandem status` shows nothing until this works",
+                self.config.run_dir.display()
+            );
         }
         self.status_dirty = false;
         self.status_written = Instant::now();

@@ -37,7 +37,7 @@ pub struct Metrics {
     /// Repairs after someone else changed our table.
     pub repairs: Family<ByFamily, Counter>,
     /// UDP flows deleted because they contradicted the service map; kube-proxy's name.
-    pub conntrack_deleted: Family<ByFamily, Counter>,
+    pub conntrack_deleted: Counter,
     /// 1 while a kube-proxy acts in this network namespace.
     pub kube_proxy_running: Gauge,
     /// Objects, or parts of objects, that are not served as asked.
@@ -77,7 +77,7 @@ impl Metrics {
     }
 }
 
-/// Serves `/metrics` for ever; a failed bind is logged and tried again. 
+/// Serves `/metrics` for ever; a failed bind is logged and tried again.
 pub async fn serve(address: SocketAddr, metrics: Metrics) {
     let registry = Arc::new(metrics.registry());
     let app = axum::Router::new().route(

@@ -2,15 +2,18 @@
 
 use super::engine::Engine;
 use super::settings::settings;
-use crate::config::Config;
+use crate::config::{Config, SourceConfig};
 use crate::model::table::Changes;
-use crate::model::{IpFamily, ServiceTable, Settings};
+use crate::model::{IpFamily, Node, ServiceTable, Settings};
 use crate::nft::netlink::Connection;
 use crate::source::{Problem, SourceEvent};
 use crate::sys::address::Addresses;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+
+/// Events that may wait until the agent takes them.
+const EVENTS_MAX: usize = 1024;
 
 /// How long the commands that run once wait for the first complete list.
 const FIRST_PICTURE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -78,8 +81,40 @@ pub fn first_picture(config: &Config) -> anyhow::Result<Picture> {
 
 /// Opens the source that the configuration names.
 pub(super) async fn open(config: &Config) -> anyhow::Result<mpsc::Receiver<SourceEvent>> {
-    let _ = config;
-    anyhow::bail!("no source yet")
+    let (sender, receiver) = mpsc::channel(EVENTS_MAX);
+    match &config.source {
+        SourceConfig::Manifests(dir) => {
+            let loaded = crate::source::manifest::load_dir(dir, &config.node_name, machine(config).await?)?;
+            sender.send(SourceEvent::Deltas(loaded.deltas)).await?;
+            for problem in loaded.problems {
+                sender.send(SourceEvent::Problem(problem)).await?;
+            }
+            sender.send(SourceEvent::Synced).await?;
+            tokio::spawn(async move { sender.closed().await });
+        }
+        SourceConfig::Kubernetes { .. } => anyhow::bail!("no source yet"),
+    }
+    Ok(receiver)
+}
+
+/// The node as the machine knows it, for what no Node object says: its addresses are those by which default routes leave, else
+/// the first of each family that is not a loopback or link-local one.
+async fn machine(config: &Config) -> anyhow::Result<Node> {
+    let addresses = Addresses::open()?;
+    let all = addresses.list().await?;
+    let mut node = Node { name: config.node_name.as_str().into(), ..Node::default() };
+    for family in IpFamily::ALL {
+        let usable = |ip: &&IpAddr| IpFamily::of(**ip) == family && !ip.is_loopback() && !is_link_local(**ip);
+        node.addresses.extend(addresses.default_source(family).await?.or_else(|| all.iter().find(usable).copied()));
+    }
+    Ok(node)
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
 }
 
 /// The plan of one family as nft text; the kernel is not asked.

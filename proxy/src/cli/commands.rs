@@ -9,6 +9,7 @@ use crate::nft::object::TableId;
 use crate::nft::transaction::{Op, Transaction};
 use crate::source::manifest;
 use anyhow::Context;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -44,10 +45,42 @@ pub fn sync(flags: &Flags, dry_run: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
+#[derive(serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+struct CheckAnswer {
+    files: usize,
+    objects: BTreeMap<&'static str, usize>,
+    errors: usize,
+    problems: Vec<String>,
+}
+
+fn check_text(answer: &CheckAnswer) -> String {
+    let mut out = String::new();
+    for problem in &answer.problems {
+        let _ = writeln!(out, "{problem}");
+    }
+    let objects: Vec<String> = answer.objects.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    let objects = if objects.is_empty() { "no objects".to_string() } else { objects.join(", ") };
+    let _ = writeln!(
+        out,
+        "{} files: {objects} are valid; {} errors, {} warnings",
+        answer.files,
+        answer.errors,
+        answer.problems.len() - answer.errors
+    );
+    out
+}
+
 /// `tandem check DIR`
 pub fn check(dir: &Path, output: Format) -> anyhow::Result<ExitCode> {
     let report = manifest::check(dir).with_context(|| format!("cannot read {}", dir.display()))?;
-    output.print(&report, ToString::to_string)?;
+    let answer = CheckAnswer {
+        files: report.files,
+        objects: report.counts.iter().map(|(kind, count)| (kind.name(), *count)).collect(),
+        errors: report.errors(),
+        problems: report.problems.iter().map(ToString::to_string).collect(),
+    };
+    output.print(&answer, check_text)?;
     Ok(if report.errors() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -60,9 +93,13 @@ pub fn status(run_dir: &Path, output: Format) -> anyhow::Result<ExitCode> {
     // A process that ended leaves its last status behind.
     let alive = Path::new("/proc").join(status.pid.to_string()).exists();
     if !alive {
-        eprintln!("error: process {} does not run any more; its rules stay in force. Start tandem again, or remove them with: tandem cleanup", status.pid);
+        eprintln!(
+            "error: process {} does not run any more; its rules stay in force. Start tandem again, or remove them with: tandem cleanup",
+            status.pid
+        );
     }
-    let healthy = alive && status.synced && status.families.values().all(|f| f.error.is_none()) && status.kube_proxy.is_empty();
+    let healthy =
+        alive && status.synced && status.families.values().all(|f| f.error.is_none()) && status.kube_proxy.is_empty();
     Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

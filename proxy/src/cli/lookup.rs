@@ -68,7 +68,10 @@ pub fn run(query: &Query, output: Format, flags: &Flags) -> anyhow::Result<ExitC
             .or_else(|| settings.local_addresses.first().copied())
             .context("this node has no address of the destination's family: give the source address")?
     } else {
-        query.source.parse().with_context(|| format!("source {:?} is no address and not the word node", query.source))?
+        query
+            .source
+            .parse()
+            .with_context(|| format!("source {:?} is no address and not the word node", query.source))?
     };
     ensure!(
         IpFamily::of(source) == IpFamily::of(destination),
@@ -130,7 +133,13 @@ fn text(answer: &Answer) -> String {
             let rows: Vec<Vec<String>> = answer
                 .endpoints
                 .iter()
-                .map(|e| vec![e.address.clone(), yes(e.local, "this node", "elsewhere"), yes(e.masquerade, "masqueraded", "kept")])
+                .map(|e| {
+                    vec![
+                        e.address.clone(),
+                        yes(e.local, "this node", "elsewhere"),
+                        yes(e.masquerade, "masqueraded", "kept"),
+                    ]
+                })
                 .collect();
             out + &table(&["ENDPOINT", "RUNS ON", "SOURCE ADDRESS"], &rows)
         }
