@@ -140,13 +140,14 @@ impl World {
     }
 
     /// What happens to a packet `FROM -> ADDRESS:PORT[/udp|sctp]` or `FROM -> ADDRESS` (ICMP). FROM is `pod`, `ext`, `blk`, `node`,
-    /// or an address, to which `@interface` may be added (else a pod interface for 10.0.0.0/8, and the uplink).
+    /// or an address, to which `@interface` may be added, or `@` alone for the node itself (else a pod interface for 10.0.0.0/8, and the
+    /// uplink for others).
     ///
     /// The answer is `REJECT`, `DROP`, `untouched`, or the endpoints, each with ` M` if the source is rewritten.
     pub fn ask(&self, packet: &str) -> String {
         let (from, to) = packet.split_once(" -> ").expect("FROM -> TO");
         let (interface, source) = match from.split_once('@') {
-            Some((source, interface)) => (Some(interface), ip(source)),
+            Some((source, interface)) => (Some(interface).filter(|name| !name.is_empty()), ip(source)),
             None => match from {
                 "pod" => (Some("veth0"), ip("10.0.0.2")),
                 "ext" => (Some("eth0"), ip("203.0.113.2")),

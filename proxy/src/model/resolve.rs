@@ -106,7 +106,7 @@ pub fn resolve(
     let template = template(service, cluster_ip, settings);
     let mut views: Vec<ServicePortView> = Vec::with_capacity(service.ports.len());
     for port in &service.ports {
-        let view = port_view(service, port, &template, &slices, node);
+        let view = port_view(port, &template, &slices, node);
         // Names are unique in a valid Service. In an invalid one the last port of a name stands, as in kube-proxy's map.
         views.retain(|other| other.name != view.name);
         views.push(view);
@@ -174,20 +174,17 @@ fn addresses(all: &[IpAddr], cluster_ip: IpAddr) -> Vec<IpAddr> {
 fn source_ranges(ranges: &[IpNet], vips: &[IpAddr], settings: &Settings) -> Option<Vec<IpNet>> {
     let mut own: Vec<IpNet> =
         ranges.iter().filter(|net| IpFamily::of(net.addr()) == settings.family).map(IpNet::trunc).collect();
-    if own.is_empty() || own.iter().any(|net| net.prefix_len() == 0) {
-        return None;
-    }
     if settings.node_ip.is_some_and(|ip| own.iter().any(|net| net.contains(&ip))) {
         own.extend(vips.iter().map(|&vip| IpNet::from(vip)));
     }
     let mut own = IpNet::aggregate(&own);
     own.sort_unstable();
-    // Two halves of the address space allow everybody as well.
-    (own.iter().all(|net| net.prefix_len() != 0)).then_some(own)
+    // No range of this family: not filtered. A /0 among them swallows the others: not filtered either.
+    let everybody = own.iter().any(|net| net.prefix_len() == 0);
+    (!own.is_empty() && !everybody).then_some(own)
 }
 
 fn port_view(
-    service: &Service,
     port: &ServicePort,
     template: &ServicePortView,
     slices: &[&EndpointSlice],
@@ -201,21 +198,17 @@ fn port_view(
 
     let candidates = candidates(port, slices, node);
     view.serving = backends(&candidates, |c| c.endpoint.serving);
-    // spec.externalIPs counts even while serving external IPs is switched off, as in kube-proxy.
-    let accessible = view.externally_accessible() || has_external_ip(service, template.cluster_ip);
+    let accessible = view.externally_accessible();
     if !view.internal_local || accessible {
         view.cluster = cluster_list(&candidates, node);
     }
-    let uses_local = view.internal_local || (view.external_local && accessible);
-    if uses_local {
+    if view.internal_local || (view.external_local && accessible) {
         view.local = local_list(&candidates);
     }
-    view.has_endpoints = !view.cluster.is_empty() || (uses_local && candidates.iter().any(|c| c.usable()));
+    // A cluster list, where there is one, is empty only if no endpoint is usable: neither topology nor the fall-back to
+    // draining endpoints leaves nobody while somebody is.
+    view.has_endpoints = candidates.iter().any(|c| c.usable());
     view
-}
-
-fn has_external_ip(service: &Service, cluster_ip: IpAddr) -> bool {
-    service.external_ips.iter().any(|&ip| IpFamily::of(ip) == IpFamily::of(cluster_ip))
 }
 
 /// An endpoint of one service port, after the merge of all slices.

@@ -66,6 +66,7 @@ fn change_and_back_is_no_change() {
     table.apply(Delta::Slice(slice("s", "a", &[("p", 80)], &["10.0.0.1"])));
     table.apply(Delta::ServiceCidr("other".into(), vec!["172.30.0.0/16".parse().unwrap()]));
     table.apply(Delta::Node(Node::default()));
+    assert!(!table.has_changes());
     assert!(table.take_changes().is_empty());
 }
 
@@ -269,10 +270,10 @@ fn interleave(deltas: &[Delta], picks: &[usize]) -> Vec<Delta> {
 }
 
 /// Everything that users of a table can see of it.
-fn facts(table: &ServiceTable) -> (Vec<Arc<Service>>, Vec<Vec<Arc<EndpointSlice>>>, Node, Vec<IpNet>) {
-    let slices = all_names(table).iter().map(|name| table.slices(name)).collect();
-    let cidrs = IpFamily::ALL.into_iter().flat_map(|family| table.service_cidrs(family)).collect();
-    (table.services().cloned().collect(), slices, table.node().clone(), cidrs)
+fn facts(table: &ServiceTable) -> impl PartialEq + std::fmt::Debug + use<> {
+    let slices: Vec<Vec<Arc<EndpointSlice>>> = all_names(table).iter().map(|name| table.slices(name)).collect();
+    let cidrs: Vec<IpNet> = IpFamily::ALL.into_iter().flat_map(|family| table.service_cidrs(family)).collect();
+    (table.services().cloned().collect::<Vec<_>>(), slices, table.node().clone(), cidrs)
 }
 
 fn all_names(table: &ServiceTable) -> BTreeSet<ObjectName> {

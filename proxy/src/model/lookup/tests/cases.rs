@@ -3,7 +3,7 @@
 use crate::model::fixtures::{World, ip, ips, nets, port, port_of, service, slice, slice_port};
 use crate::model::{
     Delta, EndpointSlice, IpFamily, NodePortAddresses, ObjectName, Outcome, Packet, Protocol, Service, ServiceType,
-    lookup,
+    TrafficPolicy, lookup,
 };
 
 const BOTH: &str = "10.180.0.1:80, 10.180.2.1:80";
@@ -147,7 +147,7 @@ fn the_firewall_comes_before_the_reject_of_a_service_without_endpoints() {
 fn node_port_world(family: IpFamily) -> World {
     let svc1 = Service {
         service_type: ServiceType::NodePort,
-        ports: vec![port("", 80, 3001)],
+        ports: vec![port("", 80, 3001), port("no-node-port", 81, 0)],
         ..service("svc1", &["172.30.0.41", "fd00:172:30::41"])
     };
     let mut world = World::new(family);
@@ -173,6 +173,7 @@ fn d_node_ports_answer_on_the_selected_addresses() {
         ("D8", "127.0.0.1@lo -> 127.0.0.1:3001", "untouched"),
         ("other protocol", "ext -> 192.168.0.2:3001/udp", "untouched"),
         ("the service port is no NodePort", "ext -> 192.168.0.2:80", "untouched"),
+        ("no service has NodePort 0", "ext -> 192.168.0.2:0", "untouched"),
     ]);
     world.settings.node_port_addresses = only(&["192.168.0.2", "192.168.1.2"]);
     world.check(&[("D5", "ext -> 192.168.1.2:3001", BOTH_M)]);
@@ -217,6 +218,21 @@ fn d12_a_vip_that_is_a_local_address_accepts_node_ports_too() {
     world.check(&[("D12", "ext -> 192.168.99.11:3001", BOTH_M), ("no endpoints", "ext -> 192.168.99.11:80", "REJECT")]);
     world.table.apply(Delta::Slice(slice("s2", "svc2", &[("clash", 81)], &["10.180.0.9"])));
     world.check(&[("a served VIP is never looked up as NodePort", "ext -> 192.168.99.11:3001", "10.180.0.9:81 M")]);
+}
+
+#[test]
+fn a_cluster_ip_that_no_local_endpoint_serves_is_not_in_the_service_map() {
+    let internal = Service {
+        internal_traffic_policy: TrafficPolicy::Local,
+        ports: vec![port("", 3001, 0)],
+        ..service("internal", &["192.168.0.2"])
+    };
+    let mut world = node_port_world(IpFamily::V4);
+    world.table.apply(Delta::Service(internal));
+    world.table.apply(Delta::Slice(slice("s1", "internal", &[("", 80)], &["10.180.0.9"])));
+    world.check(&[("the NodePort of that number answers", "ext -> 192.168.0.2:3001", BOTH_M)]);
+    world.table.apply(Delta::Slice(slice("s1", "internal", &[("", 80)], &["10.180.0.9 L"])));
+    world.check(&[("now the ClusterIP does", "pod -> 192.168.0.2:3001", "10.180.0.9:80")]);
 }
 
 #[test]

@@ -186,6 +186,7 @@ fn x1_x2_external_policy_local_with_remote_endpoints_only() {
         ("X2", "ext -> 192.168.99.11:80", "DROP"),
         ("X2", "ext -> 192.168.0.2:3001", "DROP"),
         ("short-circuit", "pod -> 1.2.3.4:80", ALL),
+        ("all of 127.0.0.0/8 is local", "127.0.0.5@ -> 1.2.3.4:80", ALL_M),
     ]);
     world.settings.detector = LocalDetector::None;
     world.check(&[("no detector: the pod is a client like others", "pod -> 1.2.3.4:80", "DROP")]);

@@ -1,7 +1,7 @@
 //! Fields that follow from the Service alone.
 
-use crate::model::fixtures::{NODE, ips, nets, node, port, service, settings};
-use crate::model::{IpFamily, Service, ServicePortView, ServiceType, Settings, TrafficPolicy, resolve};
+use crate::model::fixtures::{NODE, ips, nets, node, port, port_of, service, settings};
+use crate::model::{IpFamily, Protocol, Service, ServicePortView, ServiceType, Settings, TrafficPolicy, resolve};
 use ipnet::IpNet;
 
 fn views_with(service: &Service, settings: &Settings) -> Vec<ServicePortView> {
@@ -137,7 +137,7 @@ fn addresses_are_listed_once_and_never_the_cluster_ip() {
 }
 
 #[test]
-fn switched_off_external_ips_have_no_frontend_but_still_count_for_the_policies() {
+fn switched_off_external_ips_have_no_frontend_but_still_bring_the_external_policy_into_force() {
     let external = Service {
         external_ips: ips(&["192.168.99.11"]),
         external_traffic_policy: TrafficPolicy::Local,
@@ -150,8 +150,6 @@ fn switched_off_external_ips_have_no_frontend_but_still_count_for_the_policies()
 
 #[test]
 fn of_two_ports_with_one_name_the_last_stands_and_other_protocols_are_no_clash() {
-    use crate::model::Protocol;
-    use crate::model::fixtures::port_of;
     let twice = Service {
         ports: vec![port("p", 80, 0), port_of("p", Protocol::Udp, 82, 0), port("p", 81, 0)],
         ..service("svc1", &["172.30.0.1"])
