@@ -135,7 +135,7 @@ pub struct Set {
     pub size: Option<u32>,
     /// Shown by `nft list`.
     pub comment: Option<String>,
-    /// Elements that go are deleted one transaction (≥ 1 s) after the change (a commit is atomic per lookup, not per packet).
+    /// Not for interval sets. Elements that go are deleted one transaction (≥ 1 s) after the change (a commit is atomic per lookup, not per packet).
     pub delete_late: bool,
 }
 
