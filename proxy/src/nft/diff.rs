@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// The result of [`diff`]: `now`, and at least one second later `late` (slots, chains and sets that go: a packet in flight may
 /// still look them up).
@@ -190,8 +190,11 @@ impl<'a> Remade<'a> {
 
 /// Whether the definitions are the same for the kernel; comment and `delete_late` are not its business.
 pub(super) fn same_set(a: &Set, b: &Set) -> bool {
-    let Set { key, data, interval, dynamic_timeout_ms, size, comment: _, delete_late: _ } = a;
-    (key, data, interval, dynamic_timeout_ms, size) == (&b.key, &b.data, &b.interval, &b.dynamic_timeout_ms, &b.size)
+    // A dynamic set without a size gets this one as soon as a rule updates it (Linux, `nft_dynset_init`).
+    const DYNAMIC_SIZE: u32 = 0xffff;
+    let size_of = |set: &Set| if set.dynamic_timeout_ms.is_some() { set.size.or(Some(DYNAMIC_SIZE)) } else { set.size };
+    let Set { key, data, interval, dynamic_timeout_ms, size: _, comment: _, delete_late: _ } = a;
+    (key, data, interval, dynamic_timeout_ms, size_of(a)) == (&b.key, &b.data, &b.interval, &b.dynamic_timeout_ms, size_of(b))
 }
 
 /// In an interval set a key without an end is one that ends where it starts.

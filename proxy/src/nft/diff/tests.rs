@@ -54,7 +54,7 @@ fn build(seed: &Seed) -> Ruleset {
             data: data.clone(),
             interval: *kind == 2,
             dynamic_timeout_ms: (*kind > 4).then(|| u64::from(*kind) * 1000),
-            size: None,
+            size: (*kind > 4).then_some(1000),
             comment: None,
             delete_late: *delete_late && *kind < 5,
         };
@@ -232,4 +232,16 @@ fn comments_alone_are_no_difference() {
     want.elements.values_mut().flat_map(BTreeMap::values_mut).for_each(|value| value.comment = Some("x".to_owned()));
     let Difference { now, late } = diff(Some(&have), &want);
     assert!(now.is_empty() && late.is_empty());
+}
+
+#[test]
+fn a_dynamic_set_without_a_size_has_the_kernel_s() {
+    let want = build(&Seed { chains: vec![], sets: vec![(5, vec![], false)] });
+    let with = |size| {
+        let mut ruleset = want.clone();
+        ruleset.sets.values_mut().for_each(|set| set.size = size);
+        ruleset
+    };
+    assert!(diff(Some(&with(Some(0xffff))), &with(None)).now.is_empty());
+    assert!(!diff(Some(&with(Some(0xffff))), &with(Some(5))).now.is_empty());
 }

@@ -167,6 +167,8 @@ pub fn encode(transaction: &Transaction, first_seq: u32, generation: Option<u32>
         encoder.op(&step.op).map_err(|reason| Error {
             what: super::describe(&transaction.table, &step.op, None),
             service: step.service.clone(),
+            step: Some(number),
+            element: None,
             class: Class::Object,
             source: std::io::Error::new(std::io::ErrorKind::InvalidInput, reason),
         })?;

@@ -44,6 +44,10 @@ pub struct Error {
     pub what: String,
     /// The Service that the failed operation was for.
     pub service: Option<ObjectName>,
+    /// Number of the failed step of the transaction.
+    pub step: Option<usize>,
+    /// The set and the element that the kernel refuses, if it says so.
+    pub element: Option<(Name, Key)>,
     /// How to go on.
     pub class: Class,
     /// The kernel's answer.
@@ -146,7 +150,14 @@ impl Connection {
                 if let Some(text) = first.text {
                     what = format!("{what} ({text})");
                 }
-                Error { what, service: step.service.clone(), class: class(first.errno, Some(step)), source }
+                Error {
+                    what,
+                    service: step.service.clone(),
+                    step: batch.step(first.seq),
+                    element: element.and_then(|number| nth_key(&step.op, number)),
+                    class: class(first.errno, Some(step)),
+                    source,
+                }
             }
             None => failure(&format!("commit to table {}", transaction.table), None, source),
         })
@@ -308,7 +319,15 @@ fn with_zero(name: &str) -> Vec<u8> {
 
 fn failure(what: &str, service: Option<ObjectName>, source: io::Error) -> Error {
     let class = source.raw_os_error().map_or(Class::Resync, |errno| class(errno, None));
-    Error { what: what.to_owned(), service, class, source }
+    Error { what: what.to_owned(), service, step: None, element: None, class, source }
+}
+
+fn nth_key(op: &Op, number: usize) -> Option<(Name, Key)> {
+    match op {
+        Op::AddElements { set, elements } => elements.get(number).map(|(key, _)| (set.clone(), key.clone())),
+        Op::DeleteElements { set, keys } => keys.get(number).map(|key| (set.clone(), key.clone())),
+        _ => None,
+    }
 }
 
 fn class(errno: i32, step: Option<&Step>) -> Class {

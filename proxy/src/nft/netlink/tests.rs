@@ -1,6 +1,7 @@
 //! Against the kernel, in a network namespace of their own; they print SKIP where that is not allowed.
 
 use super::*;
+use crate::nft::diff::{Difference, diff, tests::{as_read, seeds}};
 use crate::nft::expr::{Direction, Expr, Load};
 use crate::nft::object::{BaseChain, BytesBuilder, ChainType, Data, Field, Hook, MapData, Rule, Verdict};
 use proxy_common::Protocol;
@@ -181,24 +182,7 @@ pub(super) fn sample(family: IpFamily) -> Ruleset {
 }
 
 fn create(ruleset: &Ruleset) -> Transaction {
-    let mut transaction = Transaction::new(ruleset.table.clone());
-    transaction.push(Op::AddTable { comment: ruleset.comment.clone() }, None);
-    for (name, set) in &ruleset.sets {
-        transaction.push(Op::AddSet { name: name.clone(), set: set.clone() }, None);
-    }
-    for (name, chain) in &ruleset.chains {
-        transaction.push(Op::AddChain { name: name.clone(), base: chain.base, comment: chain.comment.clone() }, None);
-    }
-    for (name, chain) in &ruleset.chains {
-        for rule in &chain.rules {
-            transaction.push(Op::AddRule { chain: name.clone(), rule: rule.clone() }, None);
-        }
-    }
-    for (set, elements) in &ruleset.elements {
-        let elements = elements.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-        transaction.push(Op::AddElements { set: set.clone(), elements }, None);
-    }
-    transaction
+    diff(None, ruleset).now
 }
 
 fn list(table: &TableId) -> String {
@@ -239,5 +223,299 @@ fn nft_lists_and_loads_what_is_committed() {
             let have = connection.read(&want.table, false).unwrap().unwrap();
             assert_eq!(have, want);
         }
+    });
+}
+
+fn slots(table: &TableId, count: u32, port: u16) -> Ruleset {
+    let mut ruleset = sample(table.family);
+    let slot = |n: u32| {
+        let key = BytesBuilder::new().address(ip(table.family, 1)).protocol(Protocol::Tcp).port(80).random(n).build();
+        let data = BytesBuilder::new().address(ip(table.family, (n % 251) as u8)).port(port).build();
+        (Key::single(key), value(Some(Data::Value(data)), None))
+    };
+    ruleset.elements.insert("slots".into(), (0..count).map(slot).collect());
+    ruleset
+}
+
+fn sample_table() -> TableId {
+    TableId { family: IpFamily::V4, name: "tandem".into() }
+}
+
+#[test]
+fn twenty_thousand_elements_are_one_transaction() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        let want = slots(&sample_table(), 20_000, 8080);
+        let before = connection.generation().unwrap();
+        connection.commit(&create(&want)).unwrap();
+        assert_eq!(connection.generation().unwrap(), before + 1);
+        assert_eq!(connection.read(&want.table, false).unwrap().unwrap(), want);
+    });
+}
+
+#[test]
+fn slots_are_flipped_ten_thousand_times() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        let (one, two) = (slots(&sample_table(), 10, 1), slots(&sample_table(), 8, 2));
+        connection.commit(&create(&one)).unwrap();
+        let (there, back) = (diff(Some(&one), &two), diff(Some(&two), &one));
+        for _ in 0..5_000 {
+            for difference in [&there, &back] {
+                connection.commit(&difference.now).unwrap();
+                connection.commit(&difference.late).unwrap();
+            }
+        }
+        assert_eq!(connection.read(&one.table, false).unwrap().unwrap(), one);
+    });
+}
+
+#[test]
+fn adding_what_is_there_changes_nothing() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        for family in IpFamily::ALL {
+            let want = sample(family);
+            connection.commit(&create(&want)).unwrap();
+            let mut again = create(&want);
+            again.steps.retain(|step| !matches!(step.op, Op::AddRule { .. }));
+            connection.commit(&again).unwrap();
+            assert_eq!(connection.read(&want.table, false).unwrap().unwrap(), want);
+        }
+    });
+}
+
+#[test]
+fn a_refused_step_leaves_nothing_and_is_named() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        let want = sample(IpFamily::V4);
+        let service = ObjectName::new("shop", "web");
+        let bad = |n| (Key::single([10, 9, 9, n].into()), value(None, None));
+        for (op, class, words) in [
+            (Op::AddChain { name: "x".repeat(300).into(), base: None, comment: None }, Class::Object, "add chain xxx"),
+            (Op::AddRule { chain: "absent".into(), rule: Rule::default() }, Class::Resync, "add a rule to chain absent of table ip tandem"),
+            (Op::DeleteChain("services".into()), Class::Resync, "delete chain services of table ip tandem"),
+            (
+                // A key that is too long for the set.
+                Op::AddElements { set: "cluster-ips".into(), elements: vec![bad(1), (Key::single([1; 8].into()), value(None, None)), bad(2)] },
+                Class::Object,
+                "add element 2 of 3 to set cluster-ips of table ip tandem",
+            ),
+            (
+                Op::AddElements { set: "service-ips".into(), elements: vec![(
+                    want.elements["service-ips"].keys().next().unwrap().clone(),
+                    value(Some(Data::Verdict(Verdict::Return)), None),
+                )] },
+                Class::Resync,
+                "add element 1 of 1 to set service-ips of table ip tandem",
+            ),
+            (Op::DeleteElements { set: "cluster-ips".into(), keys: vec![bad(1).0] }, Class::Resync, "delete element 1 of 1 from set cluster-ips of table ip tandem"),
+        ] {
+            let mut transaction = create(&want);
+            let step = transaction.steps.len();
+            transaction.push(op.clone(), Some(&service));
+            transaction.push(Op::AddChain { name: "more".into(), base: None, comment: None }, None);
+            let error = connection.commit(&transaction).unwrap_err();
+            assert!(error.what.starts_with(words), "{error}");
+            assert_eq!((error.service.as_ref(), error.class, error.step), (Some(&service), class, Some(step)), "{error}");
+            assert_eq!(connection.list_tables(IpFamily::V4).unwrap(), Vec::<Name>::new(), "{words}");
+        }
+    });
+}
+
+#[test]
+fn the_refused_element_of_many_is_named() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        let mut want = slots(&sample_table(), 5000, 8080);
+        let elements = want.elements.get_mut("slots").unwrap();
+        // Each refused element makes an answer: many more than a small buffer holds.
+        for (number, value) in elements.values_mut().enumerate() {
+            if number >= 3210 {
+                value.data = None;
+            }
+        }
+        let expected = elements.keys().nth(3210).unwrap().clone();
+        let error = connection.commit(&create(&want)).unwrap_err();
+        assert_eq!(error.element, Some(("slots".into(), expected)), "{error}");
+        assert_eq!(connection.read(&want.table, false).unwrap(), None);
+        // Ranges are two elements for the kernel.
+        let mut want = sample(IpFamily::V4);
+        let ranges = want.elements.get_mut("service-cidrs").unwrap();
+        let key = ranges.keys().nth(3).unwrap().clone();
+        ranges.get_mut(&key).unwrap().data = Some(Data::Verdict(Verdict::Drop));
+        let error = connection.commit(&create(&want)).unwrap_err();
+        assert_eq!(error.element, Some(("service-cidrs".into(), key)), "{error}");
+    });
+}
+
+#[test]
+fn a_set_that_is_full_is_an_object_error() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        let mut want = sample(IpFamily::V4);
+        want.sets.get_mut("cluster-ips").unwrap().size = Some(1);
+        let error = connection.commit(&create(&want)).unwrap_err();
+        assert_eq!(error.class, Class::Object, "{error}");
+        assert!(error.what.contains("cluster-ips"), "{error}");
+    });
+}
+
+#[test]
+fn a_commit_at_an_old_generation_is_refused() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        let want = sample(IpFamily::V4);
+        let generation = connection.generation().unwrap();
+        connection.commit_at(&create(&want), Some(generation)).unwrap();
+        let mut more = Transaction::new(want.table.clone());
+        more.push(Op::AddChain { name: "more".into(), base: None, comment: None }, None);
+        let error = connection.commit_at(&more, Some(generation)).unwrap_err();
+        assert_eq!((error.class, error.source.raw_os_error()), (Class::Resync, Some(85)), "{error}");
+        assert_eq!(connection.read(&want.table, false).unwrap().unwrap(), want);
+        let generation = connection.generation().unwrap();
+        connection.commit_at(&more, Some(generation)).unwrap();
+    });
+}
+
+#[test]
+fn random_changes_are_taken_by_the_kernel() {
+    use proptest::strategy::{Strategy, ValueTree};
+    use proptest::test_runner::TestRunner;
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        let mut runner = TestRunner::deterministic();
+        let mut next = || seeds().new_tree(&mut runner).unwrap().current();
+        let first = next();
+        connection.commit(&create(&first)).unwrap();
+        let mut have = connection.read(&first.table, false).unwrap().unwrap();
+        for number in 0..300 {
+            let want = next();
+            let Difference { now, late } = diff(Some(&have), &want);
+            connection.commit(&now).unwrap_or_else(|error| panic!("{number}: {error}\n{have:#?}\n{now:#?}"));
+            connection.commit(&late).unwrap_or_else(|error| panic!("{number}: {error}\n{late:#?}"));
+            have = connection.read(&want.table, false).unwrap().unwrap();
+            assert_eq!(have, as_read(&want), "{number}");
+        }
+    });
+}
+
+#[test]
+fn affinity_is_imported_with_its_remaining_time() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        let theirs = TableId { family: IpFamily::V4, name: "kube-proxy".into() };
+        let input = "table ip kube-proxy {
+            set affinity-JO2XBXZR-testing/service/tcp/http__10.180.0.1/80 { type ipv4_addr; size 65535; flags dynamic,timeout; timeout 3h; elements = { 10.0.0.1 expires 10m, 10.0.0.2 } }
+            set other { type ether_addr; elements = { 00:00:00:00:00:01 } }
+            chain c { ip daddr { 1.2.3.4, 1.2.3.5 } drop; tcp flags syn drop; }
+        }";
+        nft(&["-f", "-"], input).unwrap();
+        let sets = connection.list_sets(&theirs).unwrap();
+        assert!(sets["other"].key.is_empty());
+        let (name, set) = sets.iter().find(|(name, _)| name.starts_with("affinity-")).unwrap();
+        assert_eq!(set.dynamic_timeout_ms, Some(10_800_000));
+        let elements = connection.elements(&theirs, name, set).unwrap();
+        let left: Vec<(u8, u64)> = elements.iter().map(|(key, value)| (key.start[3], value.expires_ms.unwrap().div_ceil(10_000))).collect();
+        assert_eq!(left, [(1, 60), (2, 1080)]);
+
+        let want = sample(IpFamily::V4);
+        let mut transaction = create(&want);
+        let elements = elements.into_iter().collect();
+        transaction.push(Op::AddElements { set: "affinity-X".into(), elements }, None);
+        transaction.push(Op::DestroyTable(theirs.clone()), None);
+        transaction.push(Op::DestroyTable(TableId { family: IpFamily::V6, name: "never-was".into() }), None);
+        connection.commit(&transaction).unwrap();
+        assert_eq!(connection.list_tables(IpFamily::V4).unwrap(), [want.table.name.clone()]);
+        assert_eq!(connection.list_tables(IpFamily::V6).unwrap(), Vec::<Name>::new());
+        let have = connection.read(&want.table, true).unwrap().unwrap();
+        let left: Vec<u64> = have.elements["affinity-X"].values().map(|value| value.expires_ms.unwrap().div_ceil(10_000)).collect();
+        assert_eq!(left, [60, 1080]);
+        assert!(!connection.read(&want.table, false).unwrap().unwrap().elements.contains_key("affinity-X"));
+    });
+}
+
+#[test]
+fn foreign_rules_and_chains_are_seen_as_differences() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        let want = sample(IpFamily::V4);
+        connection.commit(&create(&want)).unwrap();
+        nft(&["-f", "-"], "
+            add rule ip tandem services tcp flags syn limit rate 5/second accept
+            add rule ip tandem services ip daddr { 1.2.3.4, 1.2.3.5 } drop
+            add chain ip tandem nat-output { policy accept; }
+            add chain ip tandem filter-input { policy drop; }
+            add chain ip tandem theirs
+            add set ip tandem theirs { type ether_addr; }
+        ").unwrap();
+        let have = connection.read(&want.table, false).unwrap().unwrap();
+        assert_eq!(have.chains["services"].rules.len(), want.chains["services"].rules.len() + 2);
+        let Difference { now, late } = diff(Some(&have), &want);
+        connection.commit(&now).unwrap();
+        connection.commit(&late).unwrap();
+        assert_eq!(connection.read(&want.table, false).unwrap().unwrap(), want);
+    });
+}
+
+#[test]
+fn rules_of_others_are_deleted_by_handle() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        let filter = TableId { family: IpFamily::V4, name: "filter".into() };
+        nft(&["-f", "-"], "table ip filter { chain KUBE-SERVICES { counter; }\n chain INPUT { type filter hook input priority 0; counter accept; jump KUBE-SERVICES; }\n }").unwrap();
+        let rules = connection.list_rules(&filter).unwrap();
+        let mut transaction = Transaction::new(filter.clone());
+        for rule in rules.into_iter().filter(|rule| rule.targets.iter().any(|target| target.starts_with("KUBE-"))) {
+            transaction.push(Op::DeleteRule { chain: rule.chain, handle: rule.handle }, None);
+        }
+        transaction.push(Op::FlushChain("KUBE-SERVICES".into()), None);
+        transaction.push(Op::DeleteChain("KUBE-SERVICES".into()), None);
+        connection.commit(&transaction).unwrap();
+        assert_eq!(connection.list_chains(&filter).unwrap().into_keys().collect::<Vec<_>>(), ["INPUT".into()]);
+        assert_eq!(connection.list_rules(&filter).unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn a_connection_can_be_opened_in_another_namespace() {
+    in_namespace(|| {
+        let mut here = Connection::open().unwrap();
+        let namespace = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
+        here.commit(&create(&sample(IpFamily::V4))).unwrap();
+        std::thread::spawn(move || {
+            use std::os::fd::AsFd;
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            assert_eq!(Connection::open().unwrap().list_tables(IpFamily::V4).unwrap(), Vec::<Name>::new());
+            let mut there = Connection::open_in(namespace.as_fd()).unwrap();
+            assert_eq!(there.list_tables(IpFamily::V4).unwrap(), ["tandem".into()]);
+            assert_eq!(Connection::open().unwrap().list_tables(IpFamily::V4).unwrap(), Vec::<Name>::new());
+        })
+        .join()
+        .unwrap();
+    });
+}
+
+/// Not a test of speed: prints how long a large commit takes. Run with `--ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn measure_one_hundred_thousand_elements() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        let want = slots(&sample_table(), 100_000, 8080);
+        let transaction = create(&want);
+        let start = std::time::Instant::now();
+        let batch = encode::encode(&transaction, 1, None).unwrap();
+        println!("encode: {:?}, {} bytes, {} messages", start.elapsed(), batch.data.len(), batch.sequence_numbers());
+        let start = std::time::Instant::now();
+        connection.commit(&transaction).unwrap();
+        println!("commit: {:?}", start.elapsed());
+        let start = std::time::Instant::now();
+        let have = connection.read(&want.table, false).unwrap().unwrap();
+        println!("read: {:?}", start.elapsed());
+        let start = std::time::Instant::now();
+        assert!(diff(Some(&have), &want).now.is_empty());
+        println!("diff: {:?}", start.elapsed());
     });
 }
