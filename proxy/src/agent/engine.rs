@@ -326,7 +326,7 @@ impl<K: Kernel> Engine<K> {
 
 fn gave_up(what: String) -> Error {
     let source = std::io::Error::other("correct the services that are named above");
-    Error { what, service: None, class: Class::Retry, source }
+    Error { what, service: None, step: None, element: None, class: Class::Retry, source }
 }
 
 /// The plan of `table` from nothing; no kernel is asked.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::nft::expr::Load;
-use crate::nft::fake::Fake;
+use crate::nft::fake::FakeKernel;
 use crate::nft::object::{BaseChain, Bytes, ChainType, Field, Hook, Rule, TableId};
 use proptest::prelude::*;
 use proxy_common::IpFamily;
@@ -139,36 +139,36 @@ pub(crate) fn as_read(ruleset: &Ruleset) -> Ruleset {
     ruleset
 }
 
-fn fake_of(ruleset: &Ruleset) -> Fake {
-    let mut fake = Fake::default();
+fn fake_of(ruleset: &Ruleset) -> FakeKernel {
+    let mut fake = FakeKernel::new(ruleset.table.clone());
     let Difference { now, late } = diff(None, ruleset);
     assert!(late.is_empty());
-    fake.commit(&now).unwrap();
+    fake.commit(&now.steps).unwrap();
     fake
 }
 
-fn read(fake: &Fake) -> Ruleset {
-    as_read(fake.ruleset.as_ref().unwrap())
+fn read(fake: &FakeKernel) -> Ruleset {
+    as_read(fake.ruleset().unwrap())
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn now_then_late_makes_what_is_wanted(have in seeds(), want in seeds()) {
         let mut fake = fake_of(&have);
         prop_assert_eq!(read(&fake), as_read(&have));
-        let Difference { now, late } = diff(fake.ruleset.as_ref(), &want);
-        fake.commit(&now).map_err(|(step, reason)| TestCaseError::fail(format!("now {step}: {reason} of {now:#?}")))?;
+        let Difference { now, late } = diff(fake.ruleset(), &want);
+        fake.commit(&now.steps).map_err(|refusal| TestCaseError::fail(format!("now: {refusal} of {now:#?}")))?;
 
         // What is left to do after `now` is `late`.
-        let again = diff(fake.ruleset.as_ref(), &want);
+        let again = diff(fake.ruleset(), &want);
         prop_assert!(again.now.is_empty(), "{:?}", again.now);
         prop_assert_eq!(&again.late, &late);
 
-        fake.commit(&late).map_err(|(step, reason)| TestCaseError::fail(format!("late {step}: {reason} of {late:#?}")))?;
+        fake.commit(&late.steps).map_err(|refusal| TestCaseError::fail(format!("late: {refusal} of {late:#?}")))?;
         prop_assert_eq!(read(&fake), as_read(&want));
-        let none = diff(fake.ruleset.as_ref(), &want);
+        let none = diff(fake.ruleset(), &want);
         prop_assert!(none.now.is_empty() && none.late.is_empty());
     }
 }
