@@ -8,6 +8,7 @@
 //! The decision looks at state, not at events: what the kernel holds against what is served now. So it is right after a
 //! failed attempt, after a restart, and for changes that happened while no proxy ran; and a restart with unchanged
 //! services deletes nothing.
+#![forbid(unsafe_code)]
 
 pub mod netlink;
 pub mod stale;

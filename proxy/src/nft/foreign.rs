@@ -2,6 +2,7 @@
 //!
 //! Only names, handles and jump targets are read, straight from the attributes, so that no expression, user data or set
 //! type of a newer or older tool can make it fail. Safe code.
+#![forbid(unsafe_code)]
 
 use super::object::TableId;
 use crate::sys::nfnetlink::{self, Message, attribute, attributes, string, text};

@@ -1,6 +1,7 @@
 //! The node as an operating system: network namespaces, addresses, kernel settings, host facts, raw nfnetlink.
 //!
 //! Everything that reads `/proc` or `/sys` takes a [`Root`], so that tests can show it another machine.
+#![forbid(unsafe_code)]
 
 pub mod address;
 pub mod host;

@@ -6,6 +6,7 @@
 //! * [`legacy`]: what can be seen but not removed without loading kernel modules: legacy iptables, IPVS. Named with the
 //!   command to run.
 //! * [`rival`] and [`probe`]: a kube-proxy that is still running here.
+#![forbid(unsafe_code)]
 
 pub mod iptables;
 pub mod legacy;

@@ -70,6 +70,7 @@ const TABLE: &[Row] = &[
         may: &["nft::object", "nft::expr", "nft::transaction", "model::ObjectName"],
         not: NO_KUBERNETES,
     },
+    Row { module: "nft::foreign", may: &["nft::object", "sys::nfnetlink"], not: NO_KUBERNETES },
     Row { module: "nft", may: &["model::ObjectName"], not: &["kube", "k8s_openapi", "anyhow", "nftnl_sys", "mnl_sys"] },
     Row { module: "conntrack::stale", may: &["model"], not: PURE },
     Row { module: "conntrack", may: &["model", "sys"], not: NO_KUBERNETES },
