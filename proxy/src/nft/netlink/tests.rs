@@ -3,6 +3,7 @@
 use super::*;
 use crate::nft::diff::{Difference, diff, tests::{as_read, seeds}};
 use crate::nft::expr::{Direction, Expr, Load};
+use crate::nft::text;
 use crate::nft::object::{BaseChain, BytesBuilder, ChainType, Data, Field, Hook, MapData, Rule, Verdict};
 use proxy_common::Protocol;
 use std::net::IpAddr;
@@ -222,6 +223,46 @@ fn nft_lists_and_loads_what_is_committed() {
             assert_eq!(list(&want.table), first);
             let have = connection.read(&want.table, false).unwrap().unwrap();
             assert_eq!(have, want);
+        }
+    });
+}
+
+#[test]
+fn nft_makes_of_our_text_what_we_make() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        for family in IpFamily::ALL {
+            let want = sample(family);
+            let transaction = create(&want);
+            connection.commit(&transaction).unwrap();
+            let ours = list(&want.table);
+            for text in [text::ruleset(&want), text::transaction(&transaction, &BTreeMap::new())] {
+                nft(&["flush", "ruleset"], "").unwrap();
+                nft(&["-f", "-"], &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+                assert_eq!(list(&want.table), ours);
+                assert_eq!(connection.read(&want.table, false).unwrap().unwrap(), want);
+            }
+        }
+    });
+}
+
+#[test]
+fn nft_takes_the_text_of_random_changes() {
+    use proptest::strategy::{Strategy, ValueTree};
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        let mut runner = proptest::test_runner::TestRunner::deterministic();
+        let mut next = || seeds().new_tree(&mut runner).unwrap().current();
+        let mut have = next();
+        nft(&["-f", "-"], &text::ruleset(&have)).unwrap();
+        for _ in 0..50 {
+            let want = next();
+            let Difference { now, late } = diff(Some(&have), &want);
+            for text in [text::transaction(&now, &have.sets), text::transaction(&late, &have.sets)] {
+                nft(&["-f", "-"], &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+            }
+            assert_eq!(connection.read(&want.table, false).unwrap().unwrap(), as_read(&want));
+            have = want;
         }
     });
 }
