@@ -340,3 +340,6 @@ pub fn plan(name: &str, settings: &Settings, table: &ServiceTable) -> Ruleset {
     plan.table = TableId { family: settings.family, name: name.into() };
     plan
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@
 pub mod detector;
 pub mod endpoint;
 #[cfg(test)]
-mod fixtures;
+pub(crate) mod fixtures;
 pub mod lookup;
 pub mod name;
 pub mod node;

@@ -1,0 +1,228 @@
+use super::*;
+use crate::model::Delta;
+use crate::model::fixtures::{port, service, slice};
+use crate::nft::fake::FakeKernel;
+use std::io;
+
+/// A kernel that answers as it is told to.
+struct TestKernel {
+    fake: FakeKernel,
+    id: TableId,
+    commits: usize,
+    reads: usize,
+    /// Answers to the next commits, first one first.
+    errors: Vec<Class>,
+    /// Steps for this Service are refused.
+    refuses: Option<ObjectName>,
+}
+
+impl Kernel for TestKernel {
+    fn commit(&mut self, transaction: &Transaction) -> Result<(), Error> {
+        self.commits += 1;
+        let error = |class, service| Error {
+            what: "commit".into(),
+            service,
+            class,
+            source: io::Error::from_raw_os_error(22),
+        };
+        if !self.errors.is_empty() {
+            return Err(error(self.errors.remove(0), None));
+        }
+        if self.refuses.is_some() && transaction.steps.iter().any(|step| step.service == self.refuses) {
+            return Err(error(Class::Object, self.refuses.clone()));
+        }
+        self.fake.commit(&transaction.steps).map_err(|refusal| Error {
+            what: refusal.to_string(),
+            ..error(Class::Resync, None)
+        })
+    }
+    fn read(&mut self, table: &TableId, _dynamic: bool) -> Result<Option<Ruleset>, Error> {
+        self.reads += 1;
+        Ok(if *table == self.id { self.fake.ruleset().cloned() } else { None })
+    }
+}
+
+struct Bed {
+    engine: Engine<TestKernel>,
+    table: ServiceTable,
+    settings: Settings,
+    now: Instant,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let id = TableId { family: IpFamily::V4, name: "tandem".into() };
+        let fake = FakeKernel::new(id.clone());
+        let kernel = TestKernel { fake, id, commits: 0, reads: 0, errors: Vec::new(), refuses: None };
+        let settings = Settings::new(IpFamily::V4);
+        let engine = Engine::new("tandem", settings.clone(), kernel);
+        Self { engine, table: ServiceTable::new(), settings, now: Instant::now() }
+    }
+
+    /// `ns1/svcN` with this many endpoints.
+    fn service(&mut self, n: u8, endpoints: u8) {
+        let name = format!("svc{n}");
+        let mut object = service(&name, &[&format!("172.30.0.{n}")]);
+        object.ports = vec![port("p", 80, 0)];
+        self.table.apply(Delta::Service(object));
+        let endpoints: Vec<String> = (1..=endpoints).map(|i| format!("10.0.{n}.{i}")).collect();
+        let endpoints: Vec<&str> = endpoints.iter().map(String::as_str).collect();
+        self.table.apply(Delta::Slice(slice(&name, &name, &[("p", 8080)], &endpoints)));
+    }
+
+    fn sync(&mut self) -> Result<Report, Error> {
+        let changes = self.table.take_changes();
+        self.engine.sync(&self.table, &changes, &self.settings, self.now)
+    }
+
+    fn settle(&mut self) {
+        self.now += SETTLE_AFTER;
+        self.engine.settle(self.now).unwrap();
+    }
+
+    fn kernel(&mut self) -> &mut TestKernel {
+        &mut self.engine.kernel
+    }
+
+    /// Keys in the kernel's map `name`.
+    fn count(&self, name: &str) -> usize {
+        self.engine.kernel.fake.ruleset().and_then(|r| r.elements.get(name)).map_or(0, BTreeMap::len)
+    }
+
+    fn assert_in_step(&mut self) {
+        assert_eq!(self.engine.verify().unwrap(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn first_sync_programs_everything_and_the_next_one_nothing() {
+    let mut bed = Bed::new();
+    bed.service(1, 3);
+    bed.service(2, 1);
+    let report = bed.sync().unwrap();
+    assert!(report.full && report.steps > 0);
+    assert_eq!((bed.count("service-ips"), bed.count("slots")), (2, 4));
+    let commits = bed.kernel().commits;
+    assert_eq!(bed.sync().unwrap().steps, 0);
+    assert_eq!(bed.kernel().commits, commits, "no change, no transaction");
+    bed.assert_in_step();
+}
+
+#[test]
+fn a_change_is_one_small_transaction_without_reading_the_kernel() {
+    let mut bed = Bed::new();
+    for n in 1..=50 {
+        bed.service(n, 10);
+    }
+    bed.sync().unwrap();
+    let (reads, commits) = (bed.kernel().reads, bed.kernel().commits);
+    bed.service(7, 9);
+    let report = bed.sync().unwrap();
+    assert!(report.steps <= 8 && !report.full, "{report:?}");
+    assert_eq!((bed.kernel().reads, bed.kernel().commits), (reads, commits + 1));
+    assert_eq!(bed.count("slots"), 500, "the surplus slot stays for packets in flight");
+    bed.settle();
+    assert_eq!(bed.count("slots"), 499);
+    bed.assert_in_step();
+}
+
+#[test]
+fn a_failed_sync_keeps_the_old_rules_and_the_next_one_mends_it() {
+    let mut bed = Bed::new();
+    bed.service(1, 2);
+    bed.sync().unwrap();
+    let before = bed.kernel().fake.ruleset().cloned();
+    bed.service(1, 3);
+    bed.service(2, 1);
+    bed.kernel().errors = vec![Class::Retry];
+    assert_eq!(bed.sync().unwrap_err().class, Class::Retry);
+    assert_eq!(bed.kernel().fake.ruleset().cloned(), before);
+    let report = bed.sync().unwrap();
+    assert!(report.full, "the kernel is read back after an error");
+    assert_eq!((bed.count("service-ips"), bed.count("slots")), (2, 4));
+    bed.assert_in_step();
+}
+
+#[test]
+fn a_wrong_picture_is_read_back_within_the_same_sync() {
+    let mut bed = Bed::new();
+    bed.service(1, 2);
+    bed.sync().unwrap();
+    bed.kernel().errors = vec![Class::Resync];
+    bed.service(1, 4);
+    assert!(bed.sync().unwrap().full);
+    assert_eq!(bed.count("slots"), 4);
+    bed.assert_in_step();
+}
+
+#[test]
+fn a_refused_service_is_left_out_named_and_tried_again_when_it_changes() {
+    let mut bed = Bed::new();
+    let bad = ObjectName::new("ns1", "svc2");
+    for n in 1..=3 {
+        bed.service(n, 2);
+    }
+    bed.kernel().refuses = Some(bad.clone());
+    bed.sync().unwrap();
+    assert_eq!(bed.count("service-ips"), 2, "the others are served");
+    assert!(bed.engine.problems()[&bad][0].contains("ns1/svc2"));
+    bed.service(3, 3);
+    bed.sync().unwrap();
+    assert_eq!(bed.count("service-ips"), 2, "other changes do not bring it back");
+    bed.kernel().refuses = None;
+    bed.service(2, 1);
+    bed.sync().unwrap();
+    assert_eq!(bed.count("service-ips"), 3);
+    assert!(bed.engine.problems().is_empty());
+    bed.assert_in_step();
+}
+
+#[test]
+fn a_table_that_someone_deleted_is_made_again() {
+    let mut bed = Bed::new();
+    bed.service(1, 2);
+    bed.sync().unwrap();
+    let id = bed.kernel().id.clone();
+    bed.kernel().fake.commit(&[Step { op: Op::DeleteTable(id), service: None }]).unwrap();
+    assert!(!bed.engine.verify().unwrap().is_empty());
+    bed.engine.mark_dirty();
+    bed.sync().unwrap();
+    assert_eq!(bed.count("slots"), 2);
+    bed.assert_in_step();
+}
+
+#[test]
+fn a_restart_adopts_the_table_and_changes_only_what_differs() {
+    let mut bed = Bed::new();
+    for n in 1..=20 {
+        bed.service(n, 5);
+    }
+    bed.sync().unwrap();
+    bed.settle();
+    let mut next = Bed::new();
+    for n in 1..=20 {
+        next.service(n, 5);
+    }
+    next.service(3, 6);
+    next.kernel().fake = bed.kernel().fake.clone();
+    let report = next.sync().unwrap();
+    assert!(report.steps <= 8, "{report:?}");
+    next.settle();
+    next.assert_in_step();
+}
+
+#[test]
+fn what_an_older_run_left_goes_at_the_sweep() {
+    let mut bed = Bed::new();
+    bed.service(1, 5);
+    bed.service(2, 2);
+    bed.sync().unwrap();
+    let mut next = Bed::new();
+    next.service(2, 2);
+    next.kernel().fake = bed.kernel().fake.clone();
+    next.sync().unwrap();
+    assert_eq!(next.count("service-ips"), 1);
+    next.settle();
+    assert_eq!(next.count("slots"), 2);
+    next.assert_in_step();
+}
