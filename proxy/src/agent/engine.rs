@@ -7,17 +7,16 @@ use crate::compile::nft::{Compiler, Problem};
 use crate::model::table::Changes;
 use crate::model::{IpFamily, ObjectName, ServiceTable, Settings};
 use crate::nft::diff::{Difference, diff};
+use crate::nft::foreign::ForeignTables;
 use crate::nft::netlink::{Class, Connection, Error};
 use crate::nft::object::{Ruleset, TableId};
 use crate::nft::transaction::{Op, Step, Transaction};
+use crate::takeover::tables::{self, Remembered};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How long a packet in flight may still use what an update replaced (surplus slots, chains).
 pub const SETTLE_AFTER: Duration = Duration::from_secs(1);
-
-/// kube-proxy v1.37 keeps `ip kube-proxy` and `ip6 kube-proxy`.
-const KUBE_PROXY_TABLE: &str = "kube-proxy";
 
 /// Services that the kernel refuses in one sync before the sync gives up.
 const REFUSALS_MAX: usize = 64;
@@ -45,6 +44,11 @@ pub trait Kernel {
     /// # Errors
     /// The kernel's answer.
     fn read(&mut self, table: &TableId, dynamic: bool) -> Result<Option<Ruleset>, Error>;
+    /// The clients that kube-proxy's table remembers; `None` if the table does not exist.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    fn kube_proxy(&mut self, table: &TableId) -> Result<Option<Remembered>, Error>;
 }
 
 impl Kernel for Connection {
@@ -53,6 +57,23 @@ impl Kernel for Connection {
     }
     fn read(&mut self, table: &TableId, dynamic: bool) -> Result<Option<Ruleset>, Error> {
         Connection::read(self, table, dynamic)
+    }
+    fn kube_proxy(&mut self, table: &TableId) -> Result<Option<Remembered>, Error> {
+        let look = || {
+            let mut tables = ForeignTables::open()?;
+            if !tables::find(&mut tables)?.contains(table) {
+                return Ok(None);
+            }
+            tables::remembered(&mut tables, table).map(Some)
+        };
+        look().map_err(|source| Error {
+            what: format!("read table {table}"),
+            service: None,
+            step: None,
+            element: None,
+            class: Class::Retry,
+            source,
+        })
     }
 }
 
@@ -64,6 +85,8 @@ pub struct Engine<K = Connection> {
     kernel: K,
     /// Whether the compiler has been given the whole service map once.
     compiled: bool,
+    /// Whether a sync has succeeded since start.
+    started: bool,
     /// Whether the kernel holds the plan as far as we know.
     in_step: bool,
     /// Whether a full sync left something that must go later.
@@ -81,6 +104,7 @@ impl<K: Kernel> Engine<K> {
             settings,
             kernel,
             compiled: false,
+            started: false,
             in_step: false,
             sweep: false,
             settle_at: None,
@@ -140,12 +164,16 @@ impl<K: Kernel> Engine<K> {
                 return Ok(Report::default());
             }
             let count = steps.len();
-            match self.commit(steps) {
+            let transaction = Transaction { table: self.id.clone(), steps };
+            match self.kernel.commit(&transaction) {
                 Ok(()) => {
                     self.settle_later(now);
                     return Ok(Report { steps: count, ..Report::default() });
                 }
-                Err(error) => self.handle(table, error)?,
+                Err(error) => {
+                    self.in_step = false;
+                    self.handle(table, &transaction, error)?;
+                }
             }
         }
         self.full(table, now)
@@ -252,26 +280,27 @@ impl<K: Kernel> Engine<K> {
             match self.kernel.commit(&transaction) {
                 Ok(()) => {
                     self.in_step = true;
+                    self.started = true;
                     self.sweep = !late.is_empty();
                     self.settle_later(now);
                     return Ok(Report { steps, full: true, took_over });
                 }
-                Err(error) => self.handle(table, error)?,
+                Err(error) => self.handle(table, &transaction, error)?,
             }
         }
         Err(gave_up(format!("{}: the kernel refused {REFUSALS_MAX} services in a row", self.id)))
     }
 
-    /// Adds the removal of kube-proxy's table, and the import of its affinity records, to the transaction that brings ours up.
+    /// Adds the removal of kube-proxy's table, and the import of its affinity records, to the first transaction, the one that
+    /// brings ours up. A table that comes back later belongs to a running kube-proxy, which is not this engine's business.
     fn take_over(&mut self, transaction: &mut Transaction, plan: &Ruleset) -> Result<bool, Error> {
-        let id = TableId { family: self.family(), name: KUBE_PROXY_TABLE.into() };
-        let Some(theirs) = self.kernel.read(&id, true)? else { return Ok(false) };
-        for (set, elements) in theirs.elements {
-            let is_ours = plan.sets.get(&set).is_some_and(|s| s.dynamic_timeout_ms.is_some());
-            if is_ours && set.starts_with("affinity-") && !elements.is_empty() {
-                let elements = elements.into_iter().collect();
-                transaction.push(Op::AddElements { set, elements }, None);
-            }
+        if self.started {
+            return Ok(false);
+        }
+        let id = TableId { family: self.family(), name: tables::NAME.into() };
+        let Some(remembered) = self.kernel.kube_proxy(&id)? else { return Ok(false) };
+        for (set, elements) in tables::import(&remembered, plan) {
+            transaction.push(Op::AddElements { set, elements }, None);
         }
         transaction.push(Op::DeleteTable(id), None);
         Ok(true)
@@ -289,24 +318,44 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Decides what an error means: a refused service is left out, a wrong picture is read back (both: go on), the rest is the caller's.
-    fn handle(&mut self, table: &ServiceTable, error: Error) -> Result<(), Error> {
-        match (error.class, &error.service) {
-            (Class::Object, Some(service)) => {
+    fn handle(&mut self, table: &ServiceTable, transaction: &Transaction, error: Error) -> Result<(), Error> {
+        match error.class {
+            Class::Object => {
+                let Some(service) = self.refused(transaction, &error) else { return Err(error) };
                 let message = format!(
-                    "{}: left out of {} until it changes: the kernel refused it ({error}); correct the Service or its endpoints",
-                    service, self.id
+                    "{service}: left out of table {} until it changes: the kernel refused it ({error}); correct the Service or its endpoints",
+                    self.id
                 );
-                tracing::error!(service = %service, "{message}");
-                let update = self.compiler.quarantine(table, service);
-                self.problems.entry(service.clone()).or_default().push(message);
+                tracing::error!(%service, "{message}");
+                let update = self.compiler.quarantine(table, &service);
+                self.problems.entry(service).or_default().push(message);
                 self.note(update.problems);
                 Ok(())
             }
-            (Class::Resync, _) => {
+            Class::Resync => {
                 tracing::info!(table = %self.id, "reading the kernel back: {error}");
                 Ok(())
             }
-            _ => Err(error),
+            Class::Retry | Class::Fatal => Err(error),
+        }
+    }
+
+    /// The Service that a refused step was for: as the step says, else by what it was about.
+    fn refused(&self, transaction: &Transaction, error: &Error) -> Option<ObjectName> {
+        if error.service.is_some() {
+            return error.service.clone();
+        }
+        if let Some((set, key)) = &error.element {
+            return self.compiler.owner(set, Some(key)).cloned();
+        }
+        match &transaction.steps.get(error.step?)?.op {
+            Op::AddChain { name, .. } | Op::AddSet { name, .. } | Op::AddRule { chain: name, .. } => {
+                self.compiler.owner(name, None).cloned()
+            }
+            Op::AddElements { set, elements } if elements.len() == 1 => {
+                self.compiler.owner(set, Some(&elements[0].0)).cloned()
+            }
+            _ => None,
         }
     }
 

@@ -428,6 +428,32 @@ impl Compiler {
         Update { steps: batch.into_steps(), ..Update::default() }
     }
 
+    /// The Service for which the plan has this element, or this chain or set; `None` for the fixed part. Looks at all services: it
+    /// is for naming what the kernel refused when it was told everything at once.
+    #[must_use]
+    pub fn owner(&self, name: &str, key: Option<&Key>) -> Option<&ObjectName> {
+        let has_element = |plan: &ServicePlan, key: &Key| {
+            plan.ports.iter().any(|port| {
+                let slot = |(front, list): (Front, List)| {
+                    SetId::slots(front, list).name() == name
+                        && (0..port.list(list).all().len()).any(|number| elements::slot_key(front, number) == *key)
+                };
+                elements::own(port).iter().any(|(set, own, _)| set.name() == name && own == key)
+                    || port.slotted().into_iter().any(slot)
+            })
+        };
+        let has_object = |plan: &ServicePlan| {
+            let objects = objects(plan, &self.settings);
+            objects.sets.iter().any(|(set, _)| &**set == name)
+                || objects.chains.iter().chain(&objects.endpoint_chains).any(|(chain, _)| &**chain == name)
+        };
+        let found = self.plans.iter().find(|(_, plan)| match key {
+            Some(key) => has_element(plan, key),
+            None => has_object(plan),
+        });
+        found.map(|(service, _)| service)
+    }
+
     /// The whole plan as it should be in the kernel now, what waits for `settle` included. Built anew at each call.
     #[must_use]
     pub fn ruleset(&self) -> Ruleset {

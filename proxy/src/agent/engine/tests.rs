@@ -1,7 +1,8 @@
 use super::*;
-use crate::model::Delta;
 use crate::model::fixtures::{port, service, slice};
+use crate::model::{Delta, Protocol};
 use crate::nft::fake::FakeKernel;
+use crate::nft::object::{BytesBuilder, Key, Name};
 use std::io;
 
 /// A kernel that answers as it is told to.
@@ -12,8 +13,8 @@ struct TestKernel {
     reads: usize,
     /// Answers to the next commits, first one first.
     errors: Vec<Class>,
-    /// Steps for this Service are refused.
-    refuses: Option<ObjectName>,
+    /// This element is refused.
+    refuses: Option<(Name, Key)>,
 }
 
 impl Kernel for TestKernel {
@@ -22,23 +23,33 @@ impl Kernel for TestKernel {
         let error = |class, service| Error {
             what: "commit".into(),
             service,
+            step: None,
+            element: None,
             class,
             source: io::Error::from_raw_os_error(22),
         };
         if !self.errors.is_empty() {
             return Err(error(self.errors.remove(0), None));
         }
-        if self.refuses.is_some() && transaction.steps.iter().any(|step| step.service == self.refuses) {
-            return Err(error(Class::Object, self.refuses.clone()));
+        if let Some((set, key)) = &self.refuses
+            && let Some(step) = transaction.steps.iter().position(|step| {
+                matches!(&step.op, Op::AddElements { set: s, elements } if s == set && elements.iter().any(|(k, _)| k == key))
+            })
+        {
+            let service = transaction.steps[step].service.clone();
+            let element = Some((set.clone(), key.clone()));
+            return Err(Error { step: Some(step), element, ..error(Class::Object, service) });
         }
-        self.fake.commit(&transaction.steps).map_err(|refusal| Error {
-            what: refusal.to_string(),
-            ..error(Class::Resync, None)
-        })
+        self.fake
+            .commit(&transaction.steps)
+            .map_err(|refusal| Error { what: refusal.to_string(), ..error(Class::Resync, None) })
     }
     fn read(&mut self, table: &TableId, _dynamic: bool) -> Result<Option<Ruleset>, Error> {
         self.reads += 1;
         Ok(if *table == self.id { self.fake.ruleset().cloned() } else { None })
+    }
+    fn kube_proxy(&mut self, _table: &TableId) -> Result<Option<Remembered>, Error> {
+        Ok(None)
     }
 }
 
@@ -162,13 +173,18 @@ fn a_refused_service_is_left_out_named_and_tried_again_when_it_changes() {
     for n in 1..=3 {
         bed.service(n, 2);
     }
-    bed.kernel().refuses = Some(bad.clone());
+    let key = BytesBuilder::new().address("172.30.0.2".parse().unwrap()).protocol(Protocol::Tcp).port(80).build();
+    bed.kernel().refuses = Some(("service-ips".into(), Key::single(key)));
     bed.sync().unwrap();
     assert_eq!(bed.count("service-ips"), 2, "the others are served");
     assert!(bed.engine.problems()[&bad][0].contains("ns1/svc2"));
     bed.service(3, 3);
     bed.sync().unwrap();
     assert_eq!(bed.count("service-ips"), 2, "other changes do not bring it back");
+    bed.service(2, 3);
+    bed.sync().unwrap();
+    assert_eq!(bed.count("service-ips"), 2, "its own change is tried, and refused again by an update that names it");
+    assert!(bed.engine.problems()[&bad][0].contains("ns1/svc2"));
     bed.kernel().refuses = None;
     bed.service(2, 1);
     bed.sync().unwrap();
