@@ -136,7 +136,9 @@ impl Reconciler {
                 Ok(()) => return Ok(()),
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) && tries < DUMP_TRIES => tries += 1,
                 // Kernels before 5.8 ignore the filter; one that refuses it gets a plain request.
-                Err(error) if self.kernel_filter && matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
+                Err(error)
+                    if self.kernel_filter && matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) =>
+                {
                     self.kernel_filter = false;
                 }
                 Err(source) => return Err(Error::Dump { family, source }),
@@ -190,7 +192,8 @@ fn request(family: IpFamily, filter: bool) -> Message {
 /// flow with the same tuple is not taken for it.
 fn deletion(family: IpFamily, message: &[u8]) -> Message {
     let keep = [(CTA_TUPLE_ORIG, NESTED), (CTA_ZONE, 0), (CTA_ID, 0)];
-    let copy = keep.iter().filter_map(|(kind, flag)| Some(DefaultNla::new(kind | flag, attribute(message, *kind)?.to_vec())));
+    let copy =
+        keep.iter().filter_map(|(kind, flag)| Some(DefaultNla::new(kind | flag, attribute(message, *kind)?.to_vec())));
     Message::new(DELETE, number(family), &copy.collect::<Vec<_>>())
 }
 

@@ -89,7 +89,8 @@ impl Frontends {
         for view in views.iter().filter(|view| view.name.protocol == Protocol::Udp) {
             let serving = Arc::new(view.serving.iter().map(|b| SocketAddr::new(b.address, b.port)).collect());
             let claim = Claim { name: view.name.clone(), serving };
-            let addresses = [view.cluster_ip].into_iter().chain(view.load_balancer_ips.iter().chain(&view.external_ips).copied());
+            let addresses =
+                [view.cluster_ip].into_iter().chain(view.load_balancer_ips.iter().chain(&view.external_ips).copied());
             wanted.extend(addresses.map(|ip| (Frontend::Address(ip, view.port), claim.clone())));
             if view.node_port != 0 {
                 wanted.push((Frontend::NodePort(family, view.node_port), claim));
@@ -98,7 +99,8 @@ impl Frontends {
         let before = self.services.remove(&key).unwrap_or_default();
         let same = before.len() == wanted.len()
             && before.iter().zip(&wanted).all(|((frontend, name), (wanted, claim))| {
-                (frontend, name) == (wanted, &claim.name) && self.claims.get(frontend).is_some_and(|list| list.contains(claim))
+                (frontend, name) == (wanted, &claim.name)
+                    && self.claims.get(frontend).is_some_and(|list| list.contains(claim))
             });
         if same {
             if !before.is_empty() {

@@ -109,7 +109,9 @@ impl ForeignTables {
     pub fn generation(&mut self) -> io::Result<u32> {
         let answer = self.connection.get(&Message::new(GETGEN, 0, &[]))?;
         let value = attribute(&answer, NFTA_GEN_ID).and_then(|value| value.try_into().ok());
-        value.map(u32::from_be_bytes).ok_or_else(|| io::Error::other("the kernel did not tell the generation of its rule sets"))
+        value
+            .map(u32::from_be_bytes)
+            .ok_or_else(|| io::Error::other("the kernel did not tell the generation of its rule sets"))
     }
 
     /// Names of all tables of a family.
@@ -125,7 +127,9 @@ impl ForeignTables {
     pub fn chains(&mut self, family: IpFamily) -> io::Result<Vec<ForeignChain>> {
         let mut chains = Vec::new();
         self.dump(&Message::new(GETCHAIN, number(family), &[]), |bytes| {
-            let (Some(table), Some(name)) = (string(bytes, NFTA_CHAIN_TABLE), string(bytes, NFTA_CHAIN_NAME)) else { return };
+            let (Some(table), Some(name)) = (string(bytes, NFTA_CHAIN_TABLE), string(bytes, NFTA_CHAIN_NAME)) else {
+                return;
+            };
             let base = attribute(bytes, NFTA_CHAIN_HOOK).is_some();
             chains.push(ForeignChain { table: TableId { family, name: table.into() }, name: name.into(), base });
         })?;
@@ -141,9 +145,12 @@ impl ForeignTables {
             if string(bytes, NFTA_RULE_TABLE) != Some(&table.name) {
                 return;
             }
-            let handle = attribute(bytes, NFTA_RULE_HANDLE).and_then(|value| value.try_into().ok()).map(u64::from_be_bytes);
+            let handle =
+                attribute(bytes, NFTA_RULE_HANDLE).and_then(|value| value.try_into().ok()).map(u64::from_be_bytes);
             let target = attribute(bytes, NFTA_RULE_EXPRESSIONS).and_then(jump_target);
-            let (Some(chain), Some(handle), Some(target)) = (string(bytes, NFTA_RULE_CHAIN), handle, target) else { return };
+            let (Some(chain), Some(handle), Some(target)) = (string(bytes, NFTA_RULE_CHAIN), handle, target) else {
+                return;
+            };
             jumps.push(ForeignJump { table: table.clone(), chain: chain.into(), handle, target });
         })?;
         Ok(jumps)
@@ -264,7 +271,7 @@ mod tests {
         netns
             .run(|| {
                 let mut tables = ForeignTables::open().unwrap();
-                assert_eq!(tables.tables(IpFamily::V4).unwrap(), [one.clone()]);
+                assert_eq!(tables.tables(IpFamily::V4).unwrap(), std::slice::from_ref(&one));
                 assert_eq!(tables.tables(IpFamily::V6).unwrap(), [table(IpFamily::V6, "two")]);
                 let chains = tables.chains(IpFamily::V4).unwrap();
                 let chains: Vec<_> = chains.iter().map(|c| (c.name.as_str(), c.base)).collect();
@@ -306,7 +313,10 @@ mod tests {
         assert_eq!(list(), before);
         let generation = tables.generation().unwrap();
         tables.remove(&removal, generation).unwrap();
-        assert_eq!(list().split_whitespace().collect::<Vec<_>>().join(" "), "table ip t { chain keep { counter packets 0 bytes 0 } }");
+        assert_eq!(
+            list().split_whitespace().collect::<Vec<_>>().join(" "),
+            "table ip t { chain keep { counter packets 0 bytes 0 } }"
+        );
     }
 
     #[test]

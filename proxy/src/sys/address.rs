@@ -117,7 +117,11 @@ fn choose_source(routes: &[RouteMessage], assigned: &[Assigned], family: IpFamil
         })
         .collect();
     let priority = |route: &RouteMessage| {
-        route.attributes.iter().find_map(|a| if let RouteAttribute::Priority(p) = a { Some(*p) } else { None }).unwrap_or(0)
+        route
+            .attributes
+            .iter()
+            .find_map(|a| if let RouteAttribute::Priority(p) = a { Some(*p) } else { None })
+            .unwrap_or(0)
     };
     defaults.sort_by_key(|route| priority(route)); // stable: equal metrics stay in the kernel's order
     defaults.into_iter().find_map(|route| {
@@ -131,7 +135,8 @@ fn choose_source(routes: &[RouteMessage], assigned: &[Assigned], family: IpFamil
             RouteAttribute::MultiPath(hops) => hops.first().map(|hop| hop.interface_index),
             _ => None,
         });
-        let of_link = || assigned.iter().find(|a| Some(a.link) == link && a.global && IpFamily::of(a.address) == family);
+        let of_link =
+            || assigned.iter().find(|a| Some(a.link) == link && a.global && IpFamily::of(a.address) == family);
         preferred.or_else(|| of_link().map(|a| a.address))
     })
 }
@@ -168,14 +173,20 @@ mod tests {
             inside(&netns, async || {
                 let addresses = Addresses::open().unwrap();
                 let v4 = addresses.default_source(IpFamily::V4).await.unwrap();
-                (v4.map(|a| a.to_string()), addresses.default_source(IpFamily::V6).await.unwrap().map(|a| a.to_string()))
+                (
+                    v4.map(|a| a.to_string()),
+                    addresses.default_source(IpFamily::V6).await.unwrap().map(|a| a.to_string()),
+                )
             })
         };
         assert_eq!(sources(), (None, None));
-        sh(&netns, "for i in 0 1; do ip link add d$i type veth peer name p$i; ip link set d$i up; ip link set p$i up; done
+        sh(
+            &netns,
+            "for i in 0 1; do ip link add d$i type veth peer name p$i; ip link set d$i up; ip link set p$i up; done
             ip addr add 10.0.0.5/24 dev d0; ip addr add 10.0.1.5/24 dev d1; ip addr add 10.0.1.6/24 dev d1
             ip route add default via 10.0.1.1 dev d1 metric 50; ip route add default via 10.0.0.1 dev d0 metric 200
-            ip addr add 2001:db8::5/64 dev d0 nodad; ip -6 route add default via 2001:db8::1 dev d0");
+            ip addr add 2001:db8::5/64 dev d0 nodad; ip -6 route add default via 2001:db8::1 dev d0",
+        );
         assert_eq!(sources(), (Some("10.0.1.5".into()), Some("2001:db8::5".into())));
         sh(&netns, "ip route change default via 10.0.1.1 dev d1 metric 50 src 10.0.1.6");
         assert_eq!(sources().0.as_deref(), Some("10.0.1.6"));
@@ -189,7 +200,9 @@ mod tests {
             addresses.list().await.unwrap();
             let quiet = tokio::time::timeout(Duration::from_millis(100), addresses.changed()).await;
             assert!(quiet.is_err(), "no change, no signal");
-            for command in ["ip addr add 10.9.9.9/32 dev lo; ip addr add 10.9.9.8/32 dev lo", "ip addr del 10.9.9.9/32 dev lo"] {
+            for command in
+                ["ip addr add 10.9.9.9/32 dev lo; ip addr add 10.9.9.8/32 dev lo", "ip addr del 10.9.9.9/32 dev lo"]
+            {
                 sh(&NetNs::current().unwrap(), command);
                 let signal = tokio::time::timeout(Duration::from_secs(5), addresses.changed()).await;
                 assert_eq!(signal, Ok(true), "{command}");

@@ -69,7 +69,8 @@ pub fn has_net_admin(root: &Root) -> io::Result<bool> {
     let status = root.read("/proc/thread-self/status")?;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    bits.map(|bits| bits >> CAP_NET_ADMIN & 1 == 1).ok_or_else(|| io::Error::other("/proc/thread-self/status has no CapEff"))
+    bits.map(|bits| bits >> CAP_NET_ADMIN & 1 == 1)
+        .ok_or_else(|| io::Error::other("/proc/thread-self/status has no CapEff"))
 }
 
 /// Number of processors that are online (`/sys/devices/system/cpu/online`), else those that this process may use.
@@ -97,7 +98,9 @@ mod tests {
 
     #[test]
     fn kernel_versions_are_read_and_compared_by_number() {
-        for (text, major, minor) in [("6.1.0-18-amd64", 6, 1), ("5.13", 5, 13), ("6.12-rc1", 6, 12), ("4.18.0-553.el8", 4, 18)] {
+        for (text, major, minor) in
+            [("6.1.0-18-amd64", 6, 1), ("5.13", 5, 13), ("6.12-rc1", 6, 12), ("4.18.0-553.el8", 4, 18)]
+        {
             assert_eq!(KernelVersion::parse(text), Some(KernelVersion { major, minor }), "{text}");
         }
         assert_eq!(KernelVersion::parse("linux"), None);
@@ -107,7 +110,9 @@ mod tests {
 
     #[test]
     fn processors_are_counted_from_the_online_list() {
-        for (text, count) in [("0", Some(1)), ("0-7", Some(8)), ("0-3,6,8-9\n", Some(7)), ("", None), ("x", None), ("3-1", None)] {
+        for (text, count) in
+            [("0", Some(1)), ("0-7", Some(8)), ("0-3,6,8-9\n", Some(7)), ("", None), ("x", None), ("3-1", None)]
+        {
             assert_eq!(count_cpus(text), count, "{text:?}");
         }
         let (_dir, root) = fake(&[("/sys/devices/system/cpu/online", "0-7")]);
@@ -133,8 +138,13 @@ mod tests {
 
     #[test]
     fn net_admin_is_bit_12_of_the_effective_set() {
-        for (line, expected) in [("CapEff:\t0000000000001000", true), ("CapEff:\t000001ffffffefff", false), ("CapEff:\t000001ffffffffff", true)] {
-            let (_dir, root) = fake(&[("/proc/thread-self/status", &format!("Name:\tx\nCapInh:\t0000000000001000\n{line}\n"))]);
+        for (line, expected) in [
+            ("CapEff:\t0000000000001000", true),
+            ("CapEff:\t000001ffffffefff", false),
+            ("CapEff:\t000001ffffffffff", true),
+        ] {
+            let (_dir, root) =
+                fake(&[("/proc/thread-self/status", &format!("Name:\tx\nCapInh:\t0000000000001000\n{line}\n"))]);
             assert_eq!(has_net_admin(&root).unwrap(), expected, "{line}");
         }
         assert!(has_net_admin(&fake(&[("/proc/thread-self/status", "Name: x")]).1).is_err());

@@ -179,7 +179,8 @@ impl Connection {
     pub fn batch(&mut self, messages: &[Message], generation: Option<u32>) -> io::Result<Result<(), Refused>> {
         let first = self.sequence.wrapping_add(1);
         let mut bytes = Vec::new();
-        let generation: Vec<_> = generation.map(|g| DefaultNla::new(NFNL_BATCH_GENID, g.to_be_bytes().to_vec())).into_iter().collect();
+        let generation: Vec<_> =
+            generation.map(|g| DefaultNla::new(NFNL_BATCH_GENID, g.to_be_bytes().to_vec())).into_iter().collect();
         Message::new(NFNL_MSG_BATCH_BEGIN, 0, &generation).encode(NLM_F_REQUEST, first, NFTABLES, &mut bytes);
         let mut sequence = first;
         for (index, message) in messages.iter().enumerate() {

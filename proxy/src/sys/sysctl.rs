@@ -71,7 +71,11 @@ pub struct Error {
 }
 
 /// What must be written, given what `read` finds; and what could not be read although it had to be. Pure apart from `read`.
-pub fn plan(settings: &ConntrackSettings, cpus: u64, read: impl Fn(&str) -> io::Result<u64>) -> (Vec<Write>, Vec<Error>) {
+pub fn plan(
+    settings: &ConntrackSettings,
+    cpus: u64,
+    read: impl Fn(&str) -> io::Result<u64>,
+) -> (Vec<Write>, Vec<Error>) {
     let (mut writes, mut errors) = (Vec::new(), Vec::new());
     if let Some(max) = settings.wanted_max(cpus) {
         let path = format!("{NETFILTER}/nf_conntrack_max");
@@ -162,7 +166,12 @@ pub(crate) mod tests {
     const MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
     /// Applies to a fake machine; returns what its table size and hash size are afterwards, and the errors.
-    fn sizes(settings: &ConntrackSettings, cpus: u64, max: Option<&str>, hash: &str) -> (Option<String>, String, usize, Vec<Error>) {
+    fn sizes(
+        settings: &ConntrackSettings,
+        cpus: u64,
+        max: Option<&str>,
+        hash: &str,
+    ) -> (Option<String>, String, usize, Vec<Error>) {
         let mut files = vec![(HASHSIZE, hash)];
         files.extend(max.map(|max| (MAX, max)));
         let (_dir, root) = fake(&files);
@@ -178,7 +187,11 @@ pub(crate) mod tests {
         // Unreadable: written blindly (here the file is missing, so that fails and is named), the hash all the same.
         let (_, hash, _, errors) = sizes(&settings, 8, None, "12");
         assert_eq!(hash, "24");
-        assert!(errors[0].to_string().contains("cannot set /proc/sys/net/netfilter/nf_conntrack_max (wanted 96)"), "{}", errors[0]);
+        assert!(
+            errors[0].to_string().contains("cannot set /proc/sys/net/netfilter/nf_conntrack_max (wanted 96)"),
+            "{}",
+            errors[0]
+        );
     }
 
     #[test]
@@ -237,8 +250,11 @@ pub(crate) mod tests {
         ]);
         let (done, errors) = apply(&root, &settings, 1);
         let done: Vec<_> = done.iter().map(|w| (w.path.rsplit('/').next().unwrap(), w.value)).collect();
-        let expected =
-            [("nf_conntrack_tcp_timeout_established", 86_400), ("nf_conntrack_tcp_be_liberal", 1), ("nf_conntrack_udp_timeout_stream", 120)];
+        let expected = [
+            ("nf_conntrack_tcp_timeout_established", 86_400),
+            ("nf_conntrack_tcp_be_liberal", 1),
+            ("nf_conntrack_udp_timeout_stream", 120),
+        ];
         assert_eq!(done, expected);
         assert!(errors.is_empty());
     }
@@ -256,12 +272,16 @@ pub(crate) mod tests {
         let (done, errors) = apply(&root, &settings, 2);
         assert_eq!(done, [Write { path: "/proc/sys/net/netfilter/nf_conntrack_udp_timeout".into(), value: 30 }]);
         let named: Vec<_> = errors.iter().map(|e| (e.verb, e.path.rsplit('/').next().unwrap())).collect();
-        assert_eq!(named, [("read", "hashsize"), ("set", "nf_conntrack_max"), ("set", "nf_conntrack_tcp_timeout_established")]);
+        assert_eq!(
+            named,
+            [("read", "hashsize"), ("set", "nf_conntrack_max"), ("set", "nf_conntrack_tcp_timeout_established")]
+        );
     }
 
     #[test]
     fn forwarding_that_is_off_is_named_with_the_setting() {
-        let (_dir, root) = fake(&[("/proc/sys/net/ipv4/ip_forward", "1\n"), ("/proc/sys/net/ipv6/conf/all/forwarding", "0\n")]);
+        let (_dir, root) =
+            fake(&[("/proc/sys/net/ipv4/ip_forward", "1\n"), ("/proc/sys/net/ipv6/conf/all/forwarding", "0\n")]);
         let warnings = forwarding_warnings(&root, &IpFamily::ALL);
         assert_eq!(warnings.len(), 1);
         assert!(warnings[0].contains("net.ipv6.conf.all.forwarding=1"), "{}", warnings[0]);
@@ -275,5 +295,34 @@ pub(crate) mod tests {
         set_oom_score_adj(&root, -999).unwrap();
         assert_eq!(root.read("/proc/self/oom_score_adj").unwrap(), "-999");
         assert!(set_oom_score_adj(&fake(&[]).1, 1).is_err());
+    }
+
+    #[test]
+    fn the_kernel_takes_the_timeouts_of_one_namespace() {
+        use crate::sys::netns::tests::{for_test, sh};
+        let Some(netns) = for_test() else { return };
+        // Tracking makes the settings exist where conntrack is a module.
+        sh(&netns, "nft 'table ip t { chain c { type filter hook input priority 0; ct state new counter; }; }'");
+        let settings = ConntrackSettings {
+            tcp_established_timeout: Duration::from_secs(7777),
+            tcp_be_liberal: true,
+            udp_stream_timeout: Duration::from_secs(99),
+            ..Default::default()
+        };
+        let before = Root::default().read("/proc/sys/net/netfilter/nf_conntrack_udp_timeout_stream").ok();
+        let (done, errors) = netns.run(|| apply(&Root::default(), &settings, 1)).unwrap();
+        assert_eq!((done.len(), errors.len()), (3, 0), "{errors:?}");
+        let read = |name: &str| sh(&netns, &format!("cat {NETFILTER}/{name}")).trim().to_owned();
+        assert_eq!(read("nf_conntrack_tcp_timeout_established"), "7777");
+        assert_eq!(read("nf_conntrack_tcp_be_liberal"), "1");
+        assert_eq!(read("nf_conntrack_udp_timeout_stream"), "99");
+        assert!(
+            netns.run(|| apply(&Root::default(), &settings, 1)).unwrap().0.is_empty(),
+            "nothing to do the second time"
+        );
+        assert_eq!(Root::default().read("/proc/sys/net/netfilter/nf_conntrack_udp_timeout_stream").ok(), before);
+        // The table's size belongs to the first namespace: elsewhere that is an error, and no more than that.
+        let max = netns.run(|| Root::default().write("/proc/sys/net/netfilter/nf_conntrack_max", "1000")).unwrap();
+        assert!(max.is_err());
     }
 }

@@ -58,13 +58,17 @@ pub struct Plan {
 /// Decides what to remove, given all chains and jumps of the tables concerned. Pure.
 #[must_use]
 pub fn plan(chains: &[ForeignChain], jumps: &[ForeignJump]) -> Plan {
-    let its: BTreeSet<(&TableId, &str)> = chains.iter().filter(|chain| is_its(chain)).map(|c| (&c.table, c.name.as_str())).collect();
-    let base: BTreeSet<(&TableId, &str)> = chains.iter().filter(|chain| chain.base).map(|c| (&c.table, c.name.as_str())).collect();
+    let its: BTreeSet<(&TableId, &str)> =
+        chains.iter().filter(|chain| is_its(chain)).map(|c| (&c.table, c.name.as_str())).collect();
+    let base: BTreeSet<(&TableId, &str)> =
+        chains.iter().filter(|chain| chain.base).map(|c| (&c.table, c.name.as_str())).collect();
     // Chains that somebody else leads to, and what these lead to.
     let mut kept: BTreeMap<(&TableId, &str), &str> = BTreeMap::new();
     let mut todo: Vec<((&TableId, &str), &str)> = jumps
         .iter()
-        .filter(|jump| !base.contains(&(&jump.table, jump.chain.as_str())) && !its.contains(&(&jump.table, jump.chain.as_str())))
+        .filter(|jump| {
+            !base.contains(&(&jump.table, jump.chain.as_str())) && !its.contains(&(&jump.table, jump.chain.as_str()))
+        })
         .map(|jump| ((&jump.table, jump.target.as_str()), jump.chain.as_str()))
         .filter(|(target, _)| its.contains(target))
         .collect();
@@ -74,7 +78,9 @@ pub fn plan(chains: &[ForeignChain], jumps: &[ForeignJump]) -> Plan {
         }
         kept.insert(chain, because);
         let next = jumps.iter().filter(|jump| (&jump.table, jump.chain.as_str()) == chain);
-        todo.extend(next.map(|jump| ((&jump.table, jump.target.as_str()), chain.1)).filter(|(target, _)| its.contains(target)));
+        todo.extend(
+            next.map(|jump| ((&jump.table, jump.target.as_str()), chain.1)).filter(|(target, _)| its.contains(target)),
+        );
         if chain.1 == MARK && its.contains(&(chain.0, POSTROUTING)) {
             todo.push(((chain.0, POSTROUTING), MARK)); // without it the mark would mean nothing
         }
@@ -86,9 +92,14 @@ pub fn plan(chains: &[ForeignChain], jumps: &[ForeignJump]) -> Plan {
     };
     let removal = Removal {
         rules: jumps.iter().filter(leads_to_its).cloned().collect(),
-        chains: chains.iter().filter(|c| is_its(c) && !kept.contains_key(&(&c.table, c.name.as_str()))).cloned().collect(),
+        chains: chains
+            .iter()
+            .filter(|c| is_its(c) && !kept.contains_key(&(&c.table, c.name.as_str())))
+            .cloned()
+            .collect(),
     };
-    let kept = kept.iter().map(|((table, chain), because)| format!("chain {chain} of table {table}: chain {because} uses it"));
+    let kept =
+        kept.iter().map(|((table, chain), because)| format!("chain {chain} of table {table}: chain {because} uses it"));
     Plan { removal, kept: kept.collect() }
 }
 
@@ -123,7 +134,9 @@ pub fn find(tables: &mut ForeignTables) -> io::Result<Vec<String>> {
     for chain in look(tables)?.removal.chains {
         found.entry(chain.table).or_default().push(chain.name);
     }
-    let words = |(table, chains): (&TableId, &Vec<String>)| format!("iptables table {table}: {} and {} more chains", chains[0], chains.len() - 1);
+    let words = |(table, chains): (&TableId, &Vec<String>)| {
+        format!("iptables table {table}: {} and {} more chains", chains[0], chains.len() - 1)
+    };
     Ok(found.iter().map(words).collect())
 }
 

@@ -12,7 +12,8 @@ pub fn warnings(root: &Root) -> Vec<String> {
     let mut warnings = Vec::new();
     for (file, command) in [("ip_tables_names", "iptables-legacy"), ("ip6_tables_names", "ip6tables-legacy")] {
         let names = root.read(&format!("/proc/thread-self/net/{file}")).unwrap_or_default();
-        let tables: Vec<_> = names.lines().map(str::trim).filter(|name| ["nat", "filter", "mangle"].contains(name)).collect();
+        let tables: Vec<_> =
+            names.lines().map(str::trim).filter(|name| ["nat", "filter", "mangle"].contains(name)).collect();
         if !tables.is_empty() {
             warnings.push(format!(
                 "legacy iptables tables are loaded ({}): if kube-proxy used them, its old rules may still answer before ours. \
@@ -23,7 +24,8 @@ pub fn warnings(root: &Root) -> Vec<String> {
     }
     // The first three lines of ip_vs are its header; virtual servers begin with their protocol.
     let virtual_servers = root.read("/proc/thread-self/net/ip_vs").unwrap_or_default();
-    let count = virtual_servers.lines().filter(|line| ["TCP ", "UDP ", "SCTP "].iter().any(|p| line.starts_with(p))).count();
+    let count =
+        virtual_servers.lines().filter(|line| ["TCP ", "UDP ", "SCTP "].iter().any(|p| line.starts_with(p))).count();
     if count > 0 {
         warnings.push(format!(
             "IPVS has {count} virtual servers: if kube-proxy made them, they answer instead of our rules. \
@@ -65,7 +67,9 @@ mod tests {
 
     #[test]
     fn legacy_tables_and_ipvs_are_named_with_the_command_to_run() {
-        let ip_vs = format!("{IP_VS}TCP  0A60000A:0050 rr\n  -> 0AF40105:1F90      Masq    1      0          0\nUDP  0A60000A:0035 rr\n");
+        let ip_vs = format!(
+            "{IP_VS}TCP  0A60000A:0050 rr\n  -> 0AF40105:1F90      Masq    1      0          0\nUDP  0A60000A:0035 rr\n"
+        );
         let files = [
             (format!("{NET}/ip_tables_names"), "nat\nraw\nfilter\n"),
             (format!("{NET}/ip6_tables_names"), "mangle\n"),
@@ -90,7 +94,9 @@ mod tests {
     #[test]
     fn real_legacy_tables_are_seen_in_their_own_namespace_only() {
         let (Some(here), Some(there)) = (for_test(), for_test()) else { return };
-        let made = there.run(|| std::process::Command::new("iptables-legacy").args(["-t", "nat", "-N", "KUBE-SERVICES"]).output()).unwrap();
+        let made = there
+            .run(|| std::process::Command::new("iptables-legacy").args(["-t", "nat", "-N", "KUBE-SERVICES"]).output())
+            .unwrap();
         if !made.as_ref().is_ok_and(|output| output.status.success()) {
             println!("SKIP legacy iptables does not work here: {made:?}");
             return;

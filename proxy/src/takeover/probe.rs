@@ -52,7 +52,9 @@ async fn ask(address: SocketAddr, path: &str) -> Option<Answer> {
 /// HTTP/1.0, so the answer ends with the connection and is not chunked.
 async fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
-    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nUser-Agent: tandem\r\n\r\n").as_bytes()).await?;
+    stream
+        .write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nUser-Agent: tandem\r\n\r\n").as_bytes())
+        .await?;
     let mut response = String::new();
     stream.take(LONGEST).read_to_string(&mut response).await?;
     Ok(response)
@@ -63,17 +65,23 @@ fn recognise(path: &str, response: &str) -> Option<String> {
     let (head, body) = response.split_once("\r\n\r\n")?;
     let mut lines = head.lines();
     let status = lines.next()?.split(' ').nth(1)?;
-    let header = |line: &str| line.split_once(':').map(|(name, value)| (name.trim().to_lowercase(), value.trim().to_lowercase()));
+    let header = |line: &str| {
+        line.split_once(':').map(|(name, value)| (name.trim().to_lowercase(), value.trim().to_lowercase()))
+    };
     if lines.filter_map(header).any(|(name, value)| name == "server" && value.split('/').next() == Some(SERVER)) {
         return None;
     }
     let body = body.trim();
     match path {
-        "/proxyMode" => (status == "200" && ["iptables", "ipvs", "nftables"].contains(&body)).then(|| format!("mode {body}")),
+        "/proxyMode" => {
+            (status == "200" && ["iptables", "ipvs", "nftables"].contains(&body)).then(|| format!("mode {body}"))
+        }
         _ => {
             // 503 = not healthy, and running all the same.
             let json: serde_json::Value = serde_json::from_str(body).ok()?;
-            let known = ["200", "503"].contains(&status) && json.get("lastUpdated").is_some() && json.get("currentTime").is_some();
+            let known = ["200", "503"].contains(&status)
+                && json.get("lastUpdated").is_some()
+                && json.get("currentTime").is_some();
             known.then(|| "health check".to_owned())
         }
     }

@@ -103,7 +103,8 @@ impl Rival {
     }
 
     fn saw(&mut self, words: String, now: Instant) {
-        let first = self.seen.filter(|(_, last)| now.saturating_duration_since(*last) < FORGET_AFTER).map(|(first, _)| first);
+        let first =
+            self.seen.filter(|(_, last)| now.saturating_duration_since(*last) < FORGET_AFTER).map(|(first, _)| first);
         if first.is_none() {
             self.last_report = None; // it came anew
         }
@@ -197,7 +198,8 @@ mod tests {
     #[test]
     fn one_that_only_answers_is_reported_seldom_and_forgotten_when_it_is_silent() {
         let (mut rival, start) = (Rival::new(), Instant::now());
-        let reports: Vec<_> = (0..30).filter(|minute| rival.observe(&answer(), start + s(60 * minute)) != Action::Nothing).collect();
+        let reports: Vec<_> =
+            (0..30).filter(|minute| rival.observe(&answer(), start + s(60 * minute)) != Action::Nothing).collect();
         assert_eq!(reports, [0, 10, 20]);
         let last = start + s(60 * 29);
         assert!(rival.status(last + s(100)).unwrap().contains("127.0.0.1:10249"));

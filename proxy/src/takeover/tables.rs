@@ -44,11 +44,13 @@ pub fn import(remembered: &Remembered, wanted: &Ruleset) -> BTreeMap<Name, Vec<(
     for (name, clients) in remembered {
         let Some((name, set)) = wanted.sets.get_key_value(name.as_str()) else { continue };
         let Some(timeout) = set.dynamic_timeout_ms.filter(|_| name.starts_with(AFFINITY)) else { continue };
-        let of_family = |client: &&ExpiringAddress| IpFamily::of(client.address) == wanted.table.family && client.expires_ms > 0;
-        let elements = clients.iter().filter(of_family).take(set.size.map_or(usize::MAX, |size| size as usize)).map(|client| {
-            let key = Key { start: BytesBuilder::new().address(client.address).build(), end: None };
-            (key, Value { expires_ms: Some(client.expires_ms.min(timeout)), ..Value::default() })
-        });
+        let of_family =
+            |client: &&ExpiringAddress| IpFamily::of(client.address) == wanted.table.family && client.expires_ms > 0;
+        let elements =
+            clients.iter().filter(of_family).take(set.size.map_or(usize::MAX, |size| size as usize)).map(|client| {
+                let key = Key { start: BytesBuilder::new().address(client.address).build(), end: None };
+                (key, Value { expires_ms: Some(client.expires_ms.min(timeout)), ..Value::default() })
+            });
         let elements: Vec<_> = elements.collect();
         if !elements.is_empty() {
             imports.insert(name.clone(), elements);
@@ -91,12 +93,21 @@ mod tests {
     #[test]
     fn clients_of_sets_that_we_have_too_are_imported_with_what_is_left_of_their_time() {
         let remembered = Remembered::from([
-            (SET.into(), vec![client("10.0.0.1", 5000), client("10.0.0.2", 20_000_000), client("10.0.0.3", 0), client("fd00::1", 9)]),
+            (
+                SET.into(),
+                vec![
+                    client("10.0.0.1", 5000),
+                    client("10.0.0.2", 20_000_000),
+                    client("10.0.0.3", 0),
+                    client("fd00::1", 9),
+                ],
+            ),
             ("affinity-GONE".into(), vec![client("10.0.0.1", 5000)]),
             ("affinity-STATIC".into(), vec![client("10.0.0.1", 5000)]),
             ("cluster-ips".into(), vec![client("10.0.0.1", 5000)]),
         ]);
-        let wanted = wanted(&[(SET, Some(10_800_000), 100), ("affinity-STATIC", None, 100), ("cluster-ips", Some(1), 100)]);
+        let wanted =
+            wanted(&[(SET, Some(10_800_000), 100), ("affinity-STATIC", None, 100), ("cluster-ips", Some(1), 100)]);
         let imports = import(&remembered, &wanted);
         assert_eq!(imports.keys().map(|name| &**name).collect::<Vec<_>>(), [SET]);
         let elements: Vec<_> = imports[SET].iter().map(|(key, value)| (&*key.start, value.expires_ms)).collect();

@@ -32,7 +32,8 @@ fn flows(netns: &NetNs) -> Vec<String> {
             list.lines().map(str::to_owned).collect::<Vec<_>>()
         })
         .map(|line| {
-            let values = |key| line.split_whitespace().filter_map(move |word| word.strip_prefix(key)).map(str::to_owned);
+            let values =
+                |key| line.split_whitespace().filter_map(move |word| word.strip_prefix(key)).map(str::to_owned);
             let (dst, dport) = (values("dst=").next().unwrap(), values("dport=").next().unwrap());
             let (src, sport) = (values("src=").nth(1).unwrap(), values("sport=").nth(1).unwrap());
             format!("{} {dst} {dport} > {src} {sport}", line.split_whitespace().next().unwrap())
@@ -60,20 +61,37 @@ fn received(socket: &UdpSocket) -> bool {
 
 fn frontends(serving: &[&str]) -> Frontends {
     let mut frontends = Frontends::new();
-    frontends.set_node_addresses(&settings(IpFamily::V4, NodePortAddresses::All, &["127.0.0.1", "10.0.0.1", "10.0.0.2"]));
-    frontends.set_service(&name("dns"), IpFamily::V4, &[ServicePortView { node_port: 30_053, ..view("dns", "10.96.0.10", 53, serving) }]);
+    frontends.set_node_addresses(&settings(
+        IpFamily::V4,
+        NodePortAddresses::All,
+        &["127.0.0.1", "10.0.0.1", "10.0.0.2"],
+    ));
+    frontends.set_service(
+        &name("dns"),
+        IpFamily::V4,
+        &[ServicePortView { node_port: 30_053, ..view("dns", "10.96.0.10", 53, serving) }],
+    );
     frontends
 }
 
 #[test]
 fn exactly_the_stale_entries_are_deleted() {
     let Some(netns) = node("") else { return };
-    let insert = |protocol: &str, client: &str, destination: &str, port: u16, reply: &str, reply_port: u16, more: &str| {
+    let insert = |protocol: &str,
+                  client: &str,
+                  destination: &str,
+                  port: u16,
+                  reply: &str,
+                  reply_port: u16,
+                  more: &str| {
         let tcp = if protocol == "tcp" { "--state ESTABLISHED" } else { "" };
-        sh(&netns, &format!(
-            "conntrack -I -p {protocol} -t 300 -s {client} -d {destination} --sport 4000 --dport {port} -r {reply} -q {client} \
+        sh(
+            &netns,
+            &format!(
+                "conntrack -I -p {protocol} -t 300 -s {client} -d {destination} --sport 4000 --dport {port} -r {reply} -q {client} \
              --reply-port-src {reply_port} --reply-port-dst 4000 {tcp} {more} >/dev/null 2>&1"
-        ));
+            ),
+        );
     };
     // Right ones.
     insert("udp", "10.244.0.1", "10.96.0.10", 53, "10.244.0.5", 5353, "");
@@ -164,7 +182,11 @@ fn the_kernel_filters_by_protocol_and_a_refused_filter_is_dropped() {
     socket(&netns, "10.0.0.1:4000").send_to(b"x", "10.96.0.10:53").unwrap();
     let protocols = |filter: bool| {
         let mut protocols = Vec::new();
-        let dump = || Connection::open().unwrap().dump(&request(IpFamily::V4, filter), |_, m| protocols.push(parse(m).unwrap().protocol));
+        let dump = || {
+            Connection::open()
+                .unwrap()
+                .dump(&request(IpFamily::V4, filter), |_, m| protocols.push(parse(m).unwrap().protocol))
+        };
         netns.run(dump).unwrap().unwrap();
         protocols.sort_unstable();
         protocols

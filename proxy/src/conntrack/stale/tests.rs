@@ -10,7 +10,14 @@ fn side(text: &str) -> SocketAddr {
 fn flow(protocol: u8, destination: &str, reply: &str) -> Flow {
     let status = if destination == reply { 0 } else { DST_NAT };
     let client = if side(destination).is_ipv6() { side("[fd00::7]:40000") } else { side(CLIENT) };
-    Flow { protocol, original_source: client, original_destination: side(destination), reply_source: side(reply), reply_destination: client, status }
+    Flow {
+        protocol,
+        original_source: client,
+        original_destination: side(destination),
+        reply_source: side(reply),
+        reply_destination: client,
+        status,
+    }
 }
 
 fn udp(destination: &str, reply: &str) -> Flow {
@@ -23,7 +30,10 @@ pub(crate) fn name(service: &str) -> ObjectName {
 
 /// A UDP port of a service; serving endpoints as given.
 pub(crate) fn view(service: &str, cluster_ip: &str, port: u16, serving: &[&str]) -> ServicePortView {
-    let serving = serving.iter().map(|text| Backend { address: side(text).ip(), port: side(text).port(), local: false }).collect();
+    let serving = serving
+        .iter()
+        .map(|text| Backend { address: side(text).ip(), port: side(text).port(), local: false })
+        .collect();
     ServicePortView {
         name: ServicePortName { service: name(service), port: "dns".into(), protocol: Protocol::Udp },
         cluster_ip: cluster_ip.parse().unwrap(),
@@ -69,13 +79,18 @@ fn u_view(serving: &[&str]) -> ServicePortView {
 
 fn u_frontends(serving: &[&str]) -> Frontends {
     let mut frontends = Frontends::new();
-    frontends.set_node_addresses(&settings(IpFamily::V4, NodePortAddresses::All, &["127.0.0.1", "10.9.0.11", "10.9.1.11"]));
+    frontends.set_node_addresses(&settings(
+        IpFamily::V4,
+        NodePortAddresses::All,
+        &["127.0.0.1", "10.9.0.11", "10.9.1.11"],
+    ));
     frontends.set_service(&name("u"), IpFamily::V4, &[u_view(serving)]);
     frontends
 }
 
 /// Each way to reach the service, both local addresses for the NodePort.
-const DESTINATIONS: [&str; 5] = ["172.30.1.1:8000", "1.2.3.4:8000", "192.168.99.100:8000", "10.9.0.11:32000", "10.9.1.11:32000"];
+const DESTINATIONS: [&str; 5] =
+    ["172.30.1.1:8000", "1.2.3.4:8000", "192.168.99.100:8000", "10.9.0.11:32000", "10.9.1.11:32000"];
 const SERVING: &[&str] = &["10.240.0.4:9090"];
 
 #[test]
@@ -132,7 +147,10 @@ fn a_node_port_number_at_an_address_that_is_not_ours_is_no_service() {
         // A tunnel between other hosts, ours to another host, loopback, and the same number as a source port.
         for destination in ["10.9.0.12:32000", "203.0.113.9:32000", "127.0.0.1:32000"] {
             assert!(!frontends.stale(&udp(destination, destination)), "{destination}");
-            assert!(!frontends.stale(&udp(destination, "10.240.1.5:9090")), "{destination}: someone else's translation");
+            assert!(
+                !frontends.stale(&udp(destination, "10.240.1.5:9090")),
+                "{destination}: someone else's translation"
+            );
         }
         let mut reverse = udp("10.9.0.12:8472", "10.9.0.12:8472");
         reverse.original_source = side("10.9.0.11:32000");
@@ -205,7 +223,10 @@ fn what_was_found_in_the_kernel_at_start_counts_as_gone_unless_it_is_served() {
 fn a_frontend_that_moves_to_another_service_is_never_gone() {
     let mut frontends = u_frontends(SERVING);
     // Both claim the address for a moment, in either order; then the first one lets go.
-    let heir = ServicePortView { name: ServicePortName { service: name("v"), ..u_view(&[]).name }, ..u_view(&["10.240.5.5:9090"]) };
+    let heir = ServicePortView {
+        name: ServicePortName { service: name("v"), ..u_view(&[]).name },
+        ..u_view(&["10.240.5.5:9090"])
+    };
     frontends.set_service(&name("v"), IpFamily::V4, &[heir]);
     assert!(!frontends.stale(&udp(DESTINATIONS[0], "10.240.0.4:9090")), "the smaller name serves");
     assert!(frontends.stale(&udp(DESTINATIONS[0], "10.240.5.5:9090")));
@@ -220,7 +241,9 @@ fn a_frontend_that_moves_to_another_service_is_never_gone() {
 fn u8_changes_that_can_make_a_flow_stale_are_due() {
     type Change = fn(&mut ServicePortView);
     let changes: [(&str, Change); 7] = [
-        ("endpoint added", |v| v.serving.push(Backend { address: "10.240.9.9".parse().unwrap(), port: 9090, local: true })),
+        ("endpoint added", |v| {
+            v.serving.push(Backend { address: "10.240.9.9".parse().unwrap(), port: 9090, local: true })
+        }),
         ("endpoint removed or not serving", |v| v.serving.clear()),
         ("target port renumbered", |v| v.serving[0].port = 9091),
         ("service port renumbered", |v| v.port = 8001),
@@ -249,13 +272,19 @@ fn u9_changes_that_cannot_make_a_flow_stale_are_not_due() {
         view
     };
     let policy = ServicePortView { external_local: true, affinity_timeout_s: Some(5), ..u_view(SERVING) };
-    for views in [vec![u_view(SERVING)], vec![policy], vec![u_view(SERVING), tcp(SERVING)], vec![tcp(&[]), u_view(SERVING)]] {
+    for views in
+        [vec![u_view(SERVING)], vec![policy], vec![u_view(SERVING), tcp(SERVING)], vec![tcp(&[]), u_view(SERVING)]]
+    {
         frontends.set_service(&name("u"), IpFamily::V4, &views);
         assert!(!frontends.due());
     }
     frontends.set_service(&name("other"), IpFamily::V4, &[tcp(SERVING)]);
     frontends.set_service(&name("never-seen"), IpFamily::V6, &[]);
-    frontends.set_node_addresses(&settings(IpFamily::V4, NodePortAddresses::All, &["127.0.0.1", "10.9.0.11", "10.9.1.11"]));
+    frontends.set_node_addresses(&settings(
+        IpFamily::V4,
+        NodePortAddresses::All,
+        &["127.0.0.1", "10.9.0.11", "10.9.1.11"],
+    ));
     assert!(!frontends.due());
 }
 
@@ -269,4 +298,58 @@ fn a_failed_reconcile_stays_due_and_a_change_during_one_is_not_lost() {
     frontends.reconciled(started);
     assert!(frontends.due());
     assert!(frontends.stale(&udp(DESTINATIONS[0], "10.240.0.4:9090")), "still remembered as gone");
+}
+
+mod any_order {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// One statement about a service: which of two, NodePort or none, which endpoints; `None` = it is gone.
+    fn statement() -> impl Strategy<Value = (usize, Option<(bool, Vec<u8>)>)> {
+        (0..2usize, proptest::option::of((any::<bool>(), proptest::collection::vec(1..4u8, 0..3))))
+    }
+
+    fn views(service: usize, state: &Option<(bool, Vec<u8>)>) -> Vec<ServicePortView> {
+        let Some((node_port, endpoints)) = state else { return vec![] };
+        let endpoints: Vec<_> = endpoints.iter().map(|n| format!("10.240.0.{n}:9090")).collect();
+        let endpoints: Vec<_> = endpoints.iter().map(String::as_str).collect();
+        // Both services claim 1.2.3.4:8000.
+        let view = view(["a", "b"][service], ["172.30.1.1", "172.30.1.2"][service], 8000, &endpoints);
+        vec![ServicePortView {
+            node_port: if *node_port { 32_000 } else { 0 },
+            load_balancer_ips: vec!["1.2.3.4".parse().unwrap()],
+            ..view
+        }]
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_stated_last_decides(statements in proptest::collection::vec(statement(), 0..12)) {
+            let address = settings(IpFamily::V4, NodePortAddresses::All, &["10.9.0.11"]);
+            let (mut grown, mut fresh) = (Frontends::new(), Frontends::new());
+            let mut last = [None, None];
+            grown.set_node_addresses(&address);
+            for (service, state) in statements {
+                grown.set_service(&name(["a", "b"][service]), IpFamily::V4, &views(service, &state));
+                last[service] = state;
+            }
+            for service in [1, 0] {
+                fresh.set_service(&name(["a", "b"][service]), IpFamily::V4, &views(service, &last[service]));
+            }
+            fresh.set_node_addresses(&address);
+            let flows = ["172.30.1.1:8000", "172.30.1.2:8000", "1.2.3.4:8000", "10.9.0.11:32000"].into_iter().flat_map(|to| {
+                [to, "10.240.0.1:9090", "10.240.0.2:9090", "10.240.0.3:9090"].map(|reply| udp(to, reply))
+            });
+            let flows: Vec<_> = flows.collect();
+            // A frontend that was served meanwhile is remembered until a reconcile, and only for translated flows.
+            for flow in &flows {
+                prop_assert!(grown.stale(flow) >= fresh.stale(flow), "{flow:?}");
+                prop_assert!(flow.translated() || grown.stale(flow) == fresh.stale(flow), "{flow:?}");
+            }
+            grown.reconciled(grown.revision());
+            for flow in &flows {
+                prop_assert_eq!(grown.stale(flow), fresh.stale(flow), "{:?}", flow);
+            }
+        }
+    }
 }

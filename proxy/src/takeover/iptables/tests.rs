@@ -4,10 +4,26 @@ use crate::sys::netns::tests::{for_test, sh};
 
 #[test]
 fn its_names_are_known_and_kubelets_are_not_among_them() {
-    for name in ["KUBE-SERVICES", "KUBE-SVC-TCOU7JCQXEZGVUNU", "KUBE-SEP-X", "KUBE-FW-X", "KUBE-EXT-X", "KUBE-SVL-X", "KUBE-PROXY-CANARY"] {
+    for name in [
+        "KUBE-SERVICES",
+        "KUBE-SVC-TCOU7JCQXEZGVUNU",
+        "KUBE-SEP-X",
+        "KUBE-FW-X",
+        "KUBE-EXT-X",
+        "KUBE-SVL-X",
+        "KUBE-PROXY-CANARY",
+    ] {
         assert!(is_kube_proxy_chain(name), "{name}");
     }
-    for name in ["KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-MARK-DROP", "KUBE-ROUTER-INPUT", "KUBE-NWPLCY-X", "CNI-HOSTPORT", "PREROUTING"] {
+    for name in [
+        "KUBE-FIREWALL",
+        "KUBE-KUBELET-CANARY",
+        "KUBE-MARK-DROP",
+        "KUBE-ROUTER-INPUT",
+        "KUBE-NWPLCY-X",
+        "CNI-HOSTPORT",
+        "PREROUTING",
+    ] {
         assert!(!is_kube_proxy_chain(name), "{name}");
     }
 }
@@ -17,7 +33,11 @@ fn table() -> TableId {
 }
 
 fn chains(names: &[&str]) -> Vec<ForeignChain> {
-    let chain = |name: &&str| ForeignChain { table: table(), name: (*name).into(), base: matches!(*name, "PREROUTING" | "POSTROUTING") };
+    let chain = |name: &&str| ForeignChain {
+        table: table(),
+        name: (*name).into(),
+        base: matches!(*name, "PREROUTING" | "POSTROUTING"),
+    };
     names.iter().map(chain).collect()
 }
 
@@ -34,7 +54,15 @@ fn jumps(pairs: &[(&str, &str)]) -> Vec<ForeignJump> {
 #[test]
 fn chains_that_someone_else_uses_stay_with_what_they_need() {
     let plan = plan(
-        &chains(&["PREROUTING", "POSTROUTING", "KUBE-SERVICES", "KUBE-SVC-A", "KUBE-MARK-MASQ", "KUBE-POSTROUTING", "CNI-DN-1"]),
+        &chains(&[
+            "PREROUTING",
+            "POSTROUTING",
+            "KUBE-SERVICES",
+            "KUBE-SVC-A",
+            "KUBE-MARK-MASQ",
+            "KUBE-POSTROUTING",
+            "CNI-DN-1",
+        ]),
         &jumps(&[
             ("PREROUTING", "KUBE-SERVICES"),
             ("KUBE-SERVICES", "KUBE-SVC-A"),
@@ -45,8 +73,14 @@ fn chains_that_someone_else_uses_stay_with_what_they_need() {
         ]),
     );
     assert_eq!(plan.removal.rules.iter().map(|rule| rule.handle).collect::<Vec<_>>(), [0]);
-    assert_eq!(plan.removal.chains.iter().map(|chain| chain.name.as_str()).collect::<Vec<_>>(), ["KUBE-SERVICES", "KUBE-SVC-A"]);
-    let kept = ["chain KUBE-MARK-MASQ of table ip nat: chain CNI-DN-1 uses it", "chain KUBE-POSTROUTING of table ip nat: chain KUBE-MARK-MASQ uses it"];
+    assert_eq!(
+        plan.removal.chains.iter().map(|chain| chain.name.as_str()).collect::<Vec<_>>(),
+        ["KUBE-SERVICES", "KUBE-SVC-A"]
+    );
+    let kept = [
+        "chain KUBE-MARK-MASQ of table ip nat: chain CNI-DN-1 uses it",
+        "chain KUBE-POSTROUTING of table ip nat: chain KUBE-MARK-MASQ uses it",
+    ];
     assert_eq!(plan.kept, kept);
 }
 
@@ -97,7 +131,9 @@ const OTHERS: &str = "
 ";
 
 fn iptables(netns: &NetNs, script: &str) {
-    for (tool, ip, ep) in [("iptables-nft -w", "10.96.0.10", "10.244.0.5"), ("ip6tables-nft -w", "fd00:96::10", "fd00:244::5")] {
+    for (tool, ip, ep) in
+        [("iptables-nft -w", "10.96.0.10", "10.244.0.5"), ("ip6tables-nft -w", "fd00:96::10", "fd00:244::5")]
+    {
         sh(netns, &format!("IPT='{tool}'; IP={ip}; EP={ep}; {script}"));
     }
 }
@@ -105,7 +141,10 @@ fn iptables(netns: &NetNs, script: &str) {
 /// All rules as the iptables tools print them, without comments and counters.
 fn saved(netns: &NetNs) -> String {
     let text = sh(netns, "iptables-nft-save; ip6tables-nft-save");
-    text.lines().filter(|line| !line.starts_with('#')).map(|line| line.split(" [").next().unwrap().to_owned() + "\n").collect()
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.split(" [").next().unwrap().to_owned() + "\n")
+        .collect()
 }
 
 #[test]
@@ -134,13 +173,21 @@ fn its_rules_go_and_everything_else_stays() {
 fn a_chain_that_a_network_plugin_uses_stays_usable_and_is_named() {
     let Some(netns) = for_test() else { return };
     iptables(&netns, KUBE_PROXY);
-    iptables(&netns, "$IPT -t nat -A PREROUTING -j ACCEPT; $IPT -t nat -N CNI-DN-1; $IPT -t nat -A CNI-DN-1 -j KUBE-MARK-MASQ");
+    iptables(
+        &netns,
+        "$IPT -t nat -A PREROUTING -j ACCEPT; $IPT -t nat -N CNI-DN-1; $IPT -t nat -A CNI-DN-1 -j KUBE-MARK-MASQ",
+    );
     let mut tables = netns.run(|| ForeignTables::open().unwrap()).unwrap();
     let report = remove(&mut tables).unwrap();
     assert_eq!(report.chains, 2 * 15);
     assert_eq!(report.kept.len(), 4, "{:?}", report.kept);
     let left = saved(&netns);
-    for rule in ["-A CNI-DN-1 -j KUBE-MARK-MASQ", "-A KUBE-POSTROUTING -j MASQUERADE", "-j KUBE-POSTROUTING", "-A KUBE-MARK-MASQ -j MARK"] {
+    for rule in [
+        "-A CNI-DN-1 -j KUBE-MARK-MASQ",
+        "-A KUBE-POSTROUTING -j MASQUERADE",
+        "-j KUBE-POSTROUTING",
+        "-A KUBE-MARK-MASQ -j MARK",
+    ] {
         assert_eq!(left.matches(rule).count(), 2, "{rule}\n{left}");
     }
     assert!(!left.contains("KUBE-SVC-A") && !left.contains("KUBE-SERVICES"), "{left}");
