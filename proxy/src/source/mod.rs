@@ -1,4 +1,4 @@
-//! Where objects come from: the API server (`kube`), or a directory of manifests ([`manifest`]).
+//! Where objects come from: the API server ([`kube`]), or a directory of manifests ([`manifest`]).
 //!
 //! Both end in [`convert`], which turns API objects into `model` objects, and both tell the agent the same way: a stream of
 //! [`SourceEvent`]s. Input that cannot be used becomes a [`Problem`] that names the place; everything else goes on.
@@ -6,6 +6,7 @@
 
 pub mod address;
 pub mod convert;
+pub mod kube;
 pub mod manifest;
 
 use crate::model::Delta;

@@ -11,7 +11,7 @@ mod slice;
 #[cfg(test)]
 mod tests;
 
-pub use node::{node, service_cidr};
+pub use node::{ServiceCidr, node, service_cidr};
 pub use service::service;
 pub use slice::endpoint_slice;
 

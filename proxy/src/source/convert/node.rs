@@ -29,9 +29,12 @@ pub fn node(object: &core::Node) -> (Option<Node>, Vec<Problem>) {
     (Some(node), report.into_problems())
 }
 
-/// Converts a ServiceCIDR: its name and its networks.
+/// Name and networks of a ServiceCIDR.
+pub type ServiceCidr = (Arc<str>, Vec<IpNet>);
+
+/// Converts a ServiceCIDR.
 #[must_use]
-pub fn service_cidr(object: &networking::ServiceCIDR) -> (Option<(Arc<str>, Vec<IpNet>)>, Vec<Problem>) {
+pub fn service_cidr(object: &networking::ServiceCIDR) -> (Option<ServiceCidr>, Vec<Problem>) {
     let name = object.metadata.name.as_deref().unwrap_or("");
     let mut report = Report::new("ServiceCIDR", None, name);
     if name.is_empty() {

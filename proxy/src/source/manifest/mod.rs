@@ -3,7 +3,7 @@
 //! Files ending in `.yaml`, `.yml` or `.json` directly in the directory are read, hidden ones (a leading dot) are not; each may
 //! hold several documents and Lists of kinds Service, EndpointSlice, Node and ServiceCIDR. The way of an object: text →
 //! `yaml` (tree with lines) → `document` (API object) → `defaults` → `validate` → `convert` → `picture` (all files together,
-//! differences).
+//! differences). [`ManifestSource`] repeats it on every change.
 
 mod defaults;
 mod document;
@@ -11,12 +11,14 @@ mod fields;
 mod object;
 mod picture;
 mod validate;
+mod watch;
 mod yaml;
 
 #[cfg(test)]
 mod tests;
 
 pub use document::Kind;
+pub use watch::ManifestSource;
 
 use super::Problem;
 use crate::model::{Delta, Node};

@@ -53,6 +53,11 @@ impl Picture {
         self.served.keys()
     }
 
+    /// Whether nothing was ever loaded.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.node.is_none()
+    }
+
     /// Takes the texts of all files, and says what changed.
     pub(crate) fn update(&mut self, files: Vec<FileText>) -> Update {
         self.parse(files);

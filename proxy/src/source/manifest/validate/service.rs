@@ -87,7 +87,11 @@ fn cluster_ips(spec: &core::ServiceSpec, report: &mut Report<'_>) {
     }
     for (index, family) in families.iter().enumerate() {
         let field = format!("spec.ipFamilies[{index}]");
-        if one_of(family, &["IPv4", "IPv6"], &field, report) && families[..index].contains(family) {
+        if !one_of(family, &["IPv4", "IPv6"], &field, report) {
+            continue;
+        }
+        // An address of that family is told above.
+        if families[..index].contains(family) && texts.len() <= index {
             report.error(field, format!("{family} is written twice"));
         } else if index >= texts.len() {
             let message = format!("is missing: without an API server nothing allocates the {family} address of spec.ipFamilies[{index}]");
