@@ -7,6 +7,7 @@
 mod decode;
 mod encode;
 mod ffi;
+pub mod monitor;
 mod operation;
 mod socket;
 mod userdata;
@@ -98,15 +99,7 @@ impl Connection {
     /// # Errors
     /// The namespace cannot be entered; as [`Connection::open`].
     pub fn open_in(namespace: BorrowedFd<'_>) -> Result<Self, Error> {
-        std::thread::scope(|scope| {
-            // A namespace is a property of the thread: enter it on one that ends.
-            let opened = scope.spawn(|| {
-                nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET)
-                    .map_err(|errno| failure("enter the network namespace", None, errno.into()))?;
-                Self::open()
-            });
-            opened.join().unwrap_or_else(|_| Err(failure("enter the network namespace", None, io::Error::other("the thread failed"))))
-        })
+        socket_in(namespace).map(|socket| Self { socket })
     }
 
     /// Netlink port id: events of our own transactions carry it.
@@ -309,6 +302,18 @@ impl Connection {
         }
         Ok(Some(Ruleset { table: table.clone(), comment, chains, sets, elements }))
     }
+}
+
+fn socket_in(namespace: BorrowedFd<'_>) -> Result<Socket, Error> {
+    std::thread::scope(|scope| {
+        // A namespace is a property of the thread: enter it on one that ends.
+        let opened = scope.spawn(|| {
+            nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET)
+                .map_err(|errno| failure("enter the network namespace", None, errno.into()))?;
+            Socket::open().map_err(|source| failure("open a netlink socket", None, source))
+        });
+        opened.join().unwrap_or_else(|_| Err(failure("enter the network namespace", None, io::Error::other("the thread failed"))))
+    })
 }
 
 fn with_zero(name: &str) -> Vec<u8> {

@@ -8,6 +8,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use proxy_common::IpFamily;
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// The kernel handles a batch inside `sendmsg`, so its answer is there when that returns; a dump answers at once too. More
@@ -44,6 +45,10 @@ impl Message<'_> {
     }
     pub fn seq(&self) -> u32 {
         self.u32(8)
+    }
+    /// Port id of whom it is for, or who caused an event.
+    pub fn port(&self) -> u32 {
+        self.u32(12)
     }
     /// Of an error message: 0 = acknowledgement.
     pub fn errno(&self) -> i32 {
@@ -105,6 +110,12 @@ pub struct Socket {
     seq: u32,
 }
 
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.raw.as_raw_fd()
+    }
+}
+
 impl Socket {
     pub fn open() -> io::Result<Self> {
         let mut raw = RawSocket::new(NETLINK_NETFILTER)?;
@@ -122,10 +133,6 @@ impl Socket {
     /// Port id, by which the kernel tells who changed something.
     pub fn port(&self) -> u32 {
         self.port
-    }
-
-    pub fn raw(&self) -> &RawSocket {
-        &self.raw
     }
 
     pub fn raw_mut(&mut self) -> &mut RawSocket {

@@ -1,5 +1,6 @@
 //! Against the kernel, in a network namespace of their own; they print SKIP where that is not allowed.
 
+use super::monitor::{Event, Monitor};
 use super::*;
 use crate::nft::diff::{Difference, diff, tests::{as_read, seeds}};
 use crate::nft::expr::{Direction, Expr, Load};
@@ -558,5 +559,81 @@ fn measure_one_hundred_thousand_elements() {
         let start = std::time::Instant::now();
         assert!(diff(Some(&have), &want).now.is_empty());
         println!("diff: {:?}", start.elapsed());
+    });
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// The next event within a second.
+async fn event(monitor: &mut Monitor) -> Option<Event> {
+    tokio::time::timeout(std::time::Duration::from_millis(500), monitor.next()).await.ok().map(Result::unwrap)
+}
+
+#[test]
+fn changes_of_others_are_seen_and_our_own_are_not() {
+    in_namespace(|| {
+        block_on(async {
+            let mut connection = Connection::open().unwrap();
+            let mut monitor = Monitor::open().unwrap();
+            monitor.ignore(connection.port_id());
+            let want = sample(IpFamily::V4);
+            connection.commit(&create(&want)).unwrap();
+            assert_eq!(event(&mut monitor).await, None);
+
+            let mut changed = async |input: &str| {
+                nft(&["-f", "-"], input).unwrap();
+                match event(&mut monitor).await {
+                    Some(Event::Changed(change)) => {
+                        assert_eq!(change.program, "nft");
+                        assert_ne!(change.process, 0);
+                        change.tables.into_iter().map(|table| table.to_string()).collect::<Vec<_>>()
+                    }
+                    other => panic!("{input}: {other:?}"),
+                }
+            };
+            assert_eq!(changed("delete element ip tandem cluster-ips { 10.0.0.1 }").await, ["ip tandem"]);
+            assert_eq!(changed("add rule ip tandem services accept").await, ["ip tandem"]);
+            assert_eq!(changed("flush chain ip tandem services").await, ["ip tandem"]);
+            assert_eq!(changed("add table ip6 other\nadd table ip other").await, ["ip other", "ip6 other"]);
+            assert_eq!(changed("delete table ip tandem").await, ["ip tandem"]);
+            assert_eq!(connection.read(&want.table, false).unwrap(), None);
+            connection.commit(&create(&want)).unwrap();
+            assert_eq!(changed("flush ruleset").await, ["ip other", "ip tandem", "ip6 other"]);
+            assert_eq!(event(&mut monitor).await, None);
+        });
+    });
+}
+
+#[test]
+fn a_listener_that_left_hears_nothing_until_it_joins() {
+    in_namespace(|| {
+        block_on(async {
+            let mut monitor = Monitor::open().unwrap();
+            monitor.leave().unwrap();
+            nft(&["add", "table", "ip", "a"], "").unwrap();
+            monitor.join().unwrap();
+            nft(&["add", "table", "ip", "b"], "").unwrap();
+            let Some(Event::Changed(change)) = event(&mut monitor).await else { panic!("no event") };
+            assert_eq!(change.tables.into_iter().map(|table| table.name).collect::<Vec<_>>(), ["b".into()]);
+            assert_eq!(event(&mut monitor).await, None);
+        });
+    });
+}
+
+#[test]
+fn lost_events_ask_for_verification() {
+    in_namespace(|| {
+        block_on(async {
+            let mut connection = Connection::open().unwrap();
+            let mut monitor = Monitor::open_with_buffer(4096);
+            connection.commit(&create(&slots(&sample_table(), 5000, 1))).unwrap();
+            let mut events = Vec::new();
+            while let Some(event) = event(&mut monitor).await {
+                events.push(event);
+            }
+            assert!(events.contains(&Event::Verify), "{events:?}");
+        });
     });
 }
