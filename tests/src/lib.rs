@@ -1,10 +1,13 @@
 //! Test harness of Tandem: network namespaces, servers and probes in them, scenario files, and the real Kubernetes
 //! binaries. What a test expects is written in scenario files or in the test; this crate only builds worlds and observes.
 
+pub mod apiserver;
 pub mod envtest;
 pub mod netns;
 pub mod packet;
 pub mod probe;
 pub mod process;
+pub mod relay;
+pub mod scenario;
 pub mod server;
 pub mod world;
