@@ -189,8 +189,8 @@ impl ApiServer {
             }
             api.patch(name, &params, &Patch::Apply(&spec)).await?;
             if let Some(status) = object.get("status") {
-                let status = json!({ "apiVersion": object["apiVersion"], "kind": object["kind"], "metadata": object["metadata"], "status": status });
-                api.patch_status(name, &params, &Patch::Apply(&status)).await?;
+                // A merge: server-side apply refuses two addresses of one type in a Node.
+                api.patch_status(name, &PatchParams::default(), &Patch::Merge(&json!({ "status": status }))).await?;
             }
             anyhow::Ok(())
         })

@@ -2,12 +2,14 @@
 //! binaries. What a test expects is written in scenario files or in the test; this crate only builds worlds and observes.
 
 pub mod apiserver;
+pub mod engine;
 pub mod envtest;
 pub mod netns;
 pub mod packet;
 pub mod probe;
 pub mod process;
 pub mod relay;
+pub mod runner;
 pub mod scenario;
 pub mod server;
 pub mod world;

@@ -567,7 +567,7 @@ U1 | udp 203.0.113.2:1000 -> 1.2.3.4:8000 | 10.240.0.4:9090 | kept
     #[test]
     fn what_is_wrong_is_named_with_its_line() {
         for (wrong, expected) in [
-            ("J1 | pod -> tcp 172.30.0.41:80 | all | nonsense", "line 15"),
+            ("J1 | pod -> tcp 172.30.0.41:80 | all | nonsense", "line 17"),
             ("J1 | nobody -> tcp 172.30.0.41:80 | all | =", "nobody is called"),
             ("J1 | pod -> tcp 172.30.0.41:80 | all", "outcomes for the columns"),
         ] {
