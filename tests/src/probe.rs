@@ -258,6 +258,7 @@ fn udp_exchange(socket: &Socket, timeout: Duration, arrivals: &Arrivals) -> Seen
     // A send fails with EPERM where an output chain drops the datagram; that is a drop like any other.
     let _ = socket.send(token.as_bytes());
     let deadline = Instant::now() + timeout;
+    let mut way_back = None;
     let mut buffer = [0u8; 1024];
     loop {
         if let Some(seen) = queued_error(socket, destination) {
@@ -278,11 +279,17 @@ fn udp_exchange(socket: &Socket, timeout: Duration, arrivals: &Arrivals) -> Seen
             Err(e) if e.kind() == ErrorKind::WouldBlock => {}
             Err(_) => continue, // the pending error that belongs to the queued one
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return arrivals.get(&token).map_or(Seen::Nothing, Seen::OneWay);
+        let now = Instant::now();
+        let arrived = arrivals.get(&token);
+        if arrived.is_some() && way_back.is_none() {
+            way_back = Some(now + Duration::from_millis(300));
         }
-        wait(socket, PollFlags::POLLIN, left);
+        // Once it has arrived, the answer is near or never.
+        let left = way_back.map_or(deadline, |d| d.min(deadline)).saturating_duration_since(now);
+        if left.is_zero() {
+            return arrived.map_or(Seen::Nothing, Seen::OneWay);
+        }
+        wait(socket, PollFlags::POLLIN, left.min(Duration::from_millis(50)));
     }
 }
 
