@@ -1,6 +1,8 @@
 //! A small nfnetlink socket: streaming dumps, single requests, atomic batches. Safe code over `netlink-sys`.
 //!
-//! For ctnetlink and for tables of others; Tandem's own tables have their own connection in `nft`.
+//! For ctnetlink and for tables of others; Tandem's own tables have their own connection in `nft`. Attributes are read in
+//! place: a dump may hold a million flows, and typed messages (netlink-packet-netfilter 0.4) allocate for every attribute
+//! and know neither zones, ids and filters of conntrack nor the generation of a batch.
 
 use netlink_packet_core::{DefaultNla, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NlaBuffer, NlasIterator};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};

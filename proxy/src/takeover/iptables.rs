@@ -134,8 +134,9 @@ pub fn find(tables: &mut ForeignTables) -> io::Result<Vec<String>> {
     for chain in look(tables)?.removal.chains {
         found.entry(chain.table).or_default().push(chain.name);
     }
-    let words = |(table, chains): (&TableId, &Vec<String>)| {
-        format!("iptables table {table}: {} and {} more chains", chains[0], chains.len() - 1)
+    let words = |(table, chains): (&TableId, &Vec<String>)| match &chains[..] {
+        [only] => format!("iptables table {table}: chain {only}"),
+        _ => format!("iptables table {table}: {} chains such as {}", chains.len(), chains[0]),
     };
     Ok(found.iter().map(words).collect())
 }
