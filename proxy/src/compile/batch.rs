@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 pub(super) struct Batch {
     sets: Vec<Step>,
     chains: Vec<Step>,
+    new_rules: Vec<Step>,
+    prepare: bool,
     rules: Vec<Step>,
     deletions: Vec<Step>,
     additions: Vec<Step>,
@@ -30,18 +32,21 @@ impl Batch {
         self.sets.push(step(Op::AddSet { name: name.clone(), set: set.clone() }, service));
     }
 
-    /// Makes sure that a chain exists and has exactly these rules.
+    /// Makes sure that a chain exists to which nothing led so far, with exactly these rules.
     pub(super) fn chain(&mut self, name: &Name, chain: &Chain, service: Option<&ObjectName>) {
         let add = Op::AddChain { name: name.clone(), base: chain.base, comment: chain.comment.clone() };
         self.chains.push(step(add, service));
-        self.rules(name, &chain.rules, service);
+        self.new_rules.extend(replace_rules(name, &chain.rules, service));
+    }
+
+    /// Packets that are served already will be led to a new chain: see [`Update::prepare`](super::nft::Update::prepare).
+    pub(super) fn prepare(&mut self) {
+        self.prepare = true;
     }
 
     /// Gives a chain that exists other rules.
     pub(super) fn rules(&mut self, chain: &Name, rules: &[Rule], service: Option<&ObjectName>) {
-        self.rules.push(step(Op::FlushChain(chain.clone()), service));
-        let add = |rule: &Rule| step(Op::AddRule { chain: chain.clone(), rule: rule.clone() }, service);
-        self.rules.extend(rules.iter().map(add));
+        self.rules.extend(replace_rules(chain, rules, service));
     }
 
     /// Takes the changed elements of a service.
@@ -70,22 +75,24 @@ impl Batch {
         self.chain_deletions.push(step(Op::DeleteChain(chain.clone()), None));
     }
 
-    /// All operations, in order.
-    pub(super) fn into_steps(self) -> Vec<Step> {
+    /// All operations in order, and how many of them prepare the rest.
+    pub(super) fn into_steps(self) -> (Vec<Step>, usize) {
         let mut steps = self.sets;
-        for phase in [
-            self.chains,
-            self.rules,
-            self.deletions,
-            self.additions,
-            self.flushes,
-            self.set_deletions,
-            self.chain_deletions,
-        ] {
+        steps.extend(self.chains);
+        steps.extend(self.new_rules);
+        let prepare = if self.prepare { steps.len() } else { 0 };
+        for phase in
+            [self.rules, self.deletions, self.additions, self.flushes, self.set_deletions, self.chain_deletions]
+        {
             steps.extend(phase);
         }
-        steps
+        (steps, prepare)
     }
+}
+
+fn replace_rules(chain: &Name, rules: &[Rule], service: Option<&ObjectName>) -> Vec<Step> {
+    let add = |rule: &Rule| Op::AddRule { chain: chain.clone(), rule: rule.clone() };
+    std::iter::once(Op::FlushChain(chain.clone())).chain(rules.iter().map(add)).map(|op| step(op, service)).collect()
 }
 
 /// Elements that come and go, by set.

@@ -82,6 +82,12 @@ impl SetId {
         }
     }
 
+    /// Whether a packet looks it up after another map led it to `external-local`: both look-ups must fit together.
+    #[must_use]
+    pub fn is_second_lookup(self) -> bool {
+        matches!(self, SetId::Ips(lookup) | SetId::Nodeports(lookup) if matches!(lookup, Lookup::ShortCircuit | Lookup::Local))
+    }
+
     /// The verdict map in which `front` is found by `lookup`.
     #[must_use]
     pub fn verdicts(front: Front, lookup: Lookup) -> Self {
@@ -202,6 +208,13 @@ pub fn balancers(port: &PortPlan) -> impl Iterator<Item = (Balancer, u32)> {
         Route::Balance { list, masquerade } => Some((Balancer::new(front, list, masquerade), port.list(list).count())),
         _ => None,
     })
+}
+
+/// The balancing chain to which an element leads.
+#[must_use]
+pub fn balancer(value: &Value) -> Option<(Balancer, u32)> {
+    let Some(Data::Verdict(Verdict::Goto(chain))) = &value.data else { return None };
+    Balancer::parse(chain)
 }
 
 /// The elements of a port that are its own: verdicts and the firewall. Slots and [`Shared`] ones are not among them.

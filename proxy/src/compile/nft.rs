@@ -9,7 +9,7 @@ use super::names::Prefix;
 use super::service::{Front, List, ServicePlan};
 use super::slots::{self, Slots, Target};
 use crate::model::{ObjectName, ServicePortView, ServiceTable, Settings, resolve};
-use crate::nft::object::{Chain, Key, Name, Ruleset, TableId, Value};
+use crate::nft::object::{Chain, Data, Key, Name, Ruleset, TableId, Value, Verdict};
 use crate::nft::transaction::{Op, Step};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -28,6 +28,11 @@ pub struct Problem {
 pub struct Update {
     /// Operations for one transaction, in order.
     pub steps: Vec<Step>,
+    /// If not 0: the first `prepare` steps should be a transaction of their own, right before the rest. They add chains to which
+    /// nothing leads yet. A packet walks the rules of one generation from the entry of its base chain on, but finds the
+    /// elements of whichever generation is current; so one that is on its way during a commit can be led to a chain
+    /// that is empty in its own generation. That chain has to be one generation old.
+    pub prepare: usize,
     /// The Services that were compiled: those that changed, and those that win or lose a frontend by it. What was said of
     /// them before is replaced by `problems`.
     pub compiled: BTreeSet<ObjectName>,
@@ -64,6 +69,8 @@ pub struct Compiler {
     idle_chains: BTreeSet<Name>,
     /// Slots in the kernel of frontends that use their list no more; they wait for `settle`.
     stale_slots: HashMap<(List, Front), Box<[Target]>>,
+    /// Verdicts behind `external-local` of frontends that are there no more; they wait for `settle`.
+    stale_verdicts: BTreeMap<(SetId, Key), Value>,
     /// Services with surplus slots.
     surplus: BTreeSet<ObjectName>,
     quarantined: HashSet<ObjectName>,
@@ -83,6 +90,7 @@ impl Compiler {
             balancers: BTreeMap::new(),
             idle_chains: BTreeSet::new(),
             stale_slots: HashMap::new(),
+            stale_verdicts: BTreeMap::new(),
             surplus: BTreeSet::new(),
             quarantined: HashSet::new(),
         }
@@ -118,6 +126,18 @@ impl Compiler {
         // kube-proxy's test as well: only names of per-service chains have a slash.
         let ours = |name: &&Name| name.contains('/') && prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()));
         self.idle_chains = kernel.chains.keys().filter(ours).cloned().collect();
+        for id in SetId::ALL.into_iter().filter(|id| id.is_second_lookup()) {
+            for (key, value) in kernel.elements.get(id.name()).into_iter().flatten() {
+                match &value.data {
+                    Some(Data::Verdict(Verdict::Goto(chain))) if self.idle_chains.contains(chain) => {}
+                    _ => match elements::balancer(value).and_then(|balancer| self.balancers.get_mut(&balancer)) {
+                        Some(count) => *count += 1,
+                        None => continue,
+                    },
+                }
+                self.stale_verdicts.insert((id, key.clone()), value.clone());
+            }
+        }
     }
 
     /// Replaces the settings. All services are compiled anew; what does not change costs no operation.
@@ -173,8 +193,12 @@ impl Compiler {
             Stage::Empty => {
                 let op = Op::AddTable { comment: Some(base::TABLE_COMMENT.to_owned()) };
                 update.steps.insert(0, Step { op, service: None });
+                update.prepare = 0;
             }
-            Stage::Adopted => update.steps.clear(),
+            Stage::Adopted => {
+                update.steps.clear();
+                update.prepare = 0;
+            }
             Stage::Running => {}
         }
         update
@@ -188,7 +212,7 @@ impl Compiler {
         }
         let mut batch = Batch::default();
         replace_base(&mut batch, &base::ruleset(&self.settings, &before), &base::ruleset(&self.settings, &self.service_cidrs));
-        Update { steps: batch.into_steps(), ..Update::default() }
+        Update { steps: batch.into_steps().0, ..Update::default() }
     }
 
     /// Leaves a service out of the plan (its old rules go) until its object changes: the kernel refused it.
@@ -213,13 +237,15 @@ impl Compiler {
         }
         // A frontend may pass from one service to another: all give before any takes.
         for (name, plan) in &plans {
-            self.release_slots(name, plan);
+            self.release(name, plan);
         }
-        let mut shared = BTreeMap::new();
-        let compiled = plans.keys().cloned().collect();
+        let compiled: BTreeSet<ObjectName> = plans.keys().cloned().collect();
+        let served = compiled.iter().any(|name| self.plans.contains_key(name));
+        let mut pass = Pass { batch, served, shared: BTreeMap::new() };
         for (name, plan) in plans {
-            self.install(&mut batch, name, plan, before, &mut shared);
+            self.install(&mut pass, name, plan, before);
         }
+        let Pass { mut batch, shared, .. } = pass;
         for (element, (held, service)) in shared {
             let mut changes = ElementChanges::default();
             let (set, key) = element.element();
@@ -230,7 +256,8 @@ impl Compiler {
             }
             batch.elements(changes, Some(&service));
         }
-        Update { steps: batch.into_steps(), compiled, problems }
+        let (steps, prepare) = batch.into_steps();
+        Update { steps, prepare, compiled, problems }
     }
 
     /// Plans of `changed` and of all whose frontends come or go by it, with all frontends that they claim.
@@ -251,8 +278,9 @@ impl Compiler {
         plans
     }
 
-    /// Notes the slots of frontends that `name` will not use as before.
-    fn release_slots(&mut self, name: &ObjectName, plan: &ServicePlan) {
+    /// Notes what `name` will use no more, but a packet in flight may still look up: slots, and the verdicts behind
+    /// `external-local`.
+    fn release(&mut self, name: &ObjectName, plan: &ServicePlan) {
         let Some(old) = self.plans.get(name) else { return };
         let kept: HashSet<(Front, List)> = plan.ports.iter().flat_map(|port| port.slotted()).collect();
         for port in &old.ports {
@@ -263,33 +291,38 @@ impl Compiler {
                 }
             }
         }
+        let kept: HashSet<(SetId, Key)> = own(plan).into_iter().map(|(set, key, _)| (set, key)).collect();
+        for (set, key, value) in own(old).into_iter().filter(|(set, _, _)| set.is_second_lookup()) {
+            let id = (set, key);
+            if !kept.contains(&id) {
+                if let Some(balancer) = elements::balancer(&value) {
+                    *self.balancers.entry(balancer).or_default() += 1;
+                }
+                self.stale_verdicts.insert(id, value);
+            }
+        }
     }
 
     /// Replaces the plan of a service.
-    fn install(
-        &mut self,
-        batch: &mut Batch,
-        name: ObjectName,
-        mut plan: ServicePlan,
-        before: &Settings,
-        shared: &mut BTreeMap<Shared, (bool, ObjectName)>,
-    ) {
+    fn install(&mut self, pass: &mut Pass, name: ObjectName, mut plan: ServicePlan, before: &Settings) {
         let old = self.plans.remove(&name).unwrap_or_default();
         let mut changes = ElementChanges::default();
         self.place_slots(&old, &mut plan, &mut changes);
-        let own = |plan: &ServicePlan| plan.ports.iter().flat_map(elements::own).collect();
-        changes.replace(own(&old), own(&plan));
-        batch.elements(changes, Some(&name));
-
-        self.replace_affinity(batch, &name, objects(&old, before), objects(&plan, &self.settings));
+        self.replace_own(own(&old), own(&plan), &mut changes);
+        pass.batch.elements(changes, Some(&name));
+        self.replace_affinity(pass, &name, objects(&old, before), objects(&plan, &self.settings));
 
         for id in plan.ports.iter().flat_map(elements::balancers) {
             let (balancer, n) = id;
-            let settings = &self.settings;
-            *self.balancers.entry(id).or_insert_with(|| {
-                batch.chain(&balancer.chain(n), &Chain { rules: balancer.rules(n, settings), ..Chain::default() }, Some(&name));
+            let count = self.balancers.entry(id).or_insert_with(|| {
+                let rules = balancer.rules(n, &self.settings);
+                pass.batch.chain(&balancer.chain(n), &Chain { rules, ..Chain::default() }, Some(&name));
+                if pass.served {
+                    pass.batch.prepare();
+                }
                 0
-            }) += 1;
+            });
+            *count += 1;
         }
         for id in old.ports.iter().flat_map(elements::balancers) {
             *self.balancers.get_mut(&id).expect("counted when the old plan was installed") -= 1;
@@ -299,10 +332,10 @@ impl Compiler {
         let (old_shared, new_shared) = (all_shared(&old), all_shared(&plan));
         for element in new_shared.difference(&old_shared) {
             let first = self.shared.add(*element);
-            shared.entry(*element).or_insert_with(|| (!first, name.clone()));
+            pass.shared.entry(*element).or_insert_with(|| (!first, name.clone()));
         }
         for element in old_shared.difference(&new_shared) {
-            shared.entry(*element).or_insert_with(|| (true, name.clone()));
+            pass.shared.entry(*element).or_insert_with(|| (true, name.clone()));
             self.shared.remove(element);
         }
 
@@ -354,30 +387,51 @@ impl Compiler {
         }
     }
 
+    /// From the elements of an old plan to those of a new one.
+    fn replace_own(&mut self, mut old: Vec<Element>, new: Vec<Element>, changes: &mut ElementChanges) {
+        // What was released waits for `settle`, or comes back to whoever has the frontend now.
+        old.retain(|(set, key, _)| !set.is_second_lookup() || !self.stale_verdicts.contains_key(&(*set, key.clone())));
+        for (set, key, _) in new.iter().filter(|(set, _, _)| set.is_second_lookup()) {
+            if let Some(value) = self.stale_verdicts.remove(&(*set, key.clone())) {
+                if let Some(count) = elements::balancer(&value).and_then(|balancer| self.balancers.get_mut(&balancer)) {
+                    *count -= 1;
+                }
+                old.push((*set, key.clone(), value));
+            }
+        }
+        changes.replace(old, new);
+    }
+
     /// From one set of affinity objects to another.
-    fn replace_affinity(&mut self, batch: &mut Batch, service: &ObjectName, old: Objects, new: Objects) {
+    fn replace_affinity(&mut self, pass: &mut Pass, service: &ObjectName, old: Objects, new: Objects) {
         for (name, set) in &new.sets {
             if old.sets.get(name) != Some(set) {
                 // If it exists the kernel takes the new timeout (since 6.2) and size (since 6.5), and keeps the clients.
-                batch.set(name, set, Some(service));
+                pass.batch.set(name, set, Some(service));
             }
         }
-        for (old, new) in [(&old.endpoint_chains, &new.endpoint_chains), (&old.chains, &new.chains)] {
+        // No map leads to an endpoint's chain.
+        for (old, new, leads) in [(&old.endpoint_chains, &new.endpoint_chains, false), (&old.chains, &new.chains, true)] {
             for (name, chain) in new {
                 self.idle_chains.remove(name);
                 match old.get(name) {
                     Some(before) if before == chain => {}
-                    Some(_) => batch.rules(name, &chain.rules, Some(service)),
-                    None => batch.chain(name, chain, Some(service)),
+                    Some(_) => pass.batch.rules(name, &chain.rules, Some(service)),
+                    None => {
+                        pass.batch.chain(name, chain, Some(service));
+                        if leads && pass.served {
+                            pass.batch.prepare();
+                        }
+                    }
                 }
             }
             for name in old.keys().filter(|name| !new.contains_key(*name)) {
-                batch.flush(name, Some(service));
+                pass.batch.flush(name, Some(service));
                 self.idle_chains.insert(name.clone());
             }
         }
         for name in old.sets.keys().filter(|name| !new.sets.contains_key(*name)) {
-            batch.delete_set(name, Some(service));
+            pass.batch.delete_set(name, Some(service));
         }
     }
 
@@ -386,6 +440,7 @@ impl Compiler {
     pub fn unsettled(&self) -> bool {
         !self.surplus.is_empty()
             || !self.stale_slots.is_empty()
+            || !self.stale_verdicts.is_empty()
             || !self.idle_chains.is_empty()
             || self.balancers.values().any(|count| *count == 0)
     }
@@ -415,6 +470,12 @@ impl Compiler {
                 changes.delete(SetId::slots(front, list), elements::slot_key(front, number));
             }
         }
+        for ((set, key), value) in std::mem::take(&mut self.stale_verdicts) {
+            if let Some(count) = elements::balancer(&value).and_then(|balancer| self.balancers.get_mut(&balancer)) {
+                *count -= 1;
+            }
+            changes.delete(set, key);
+        }
         batch.elements(changes, None);
         self.balancers.retain(|(balancer, n), count| {
             if *count == 0 {
@@ -425,7 +486,7 @@ impl Compiler {
         for name in std::mem::take(&mut self.idle_chains) {
             batch.delete_chain(&name);
         }
-        Update { steps: batch.into_steps(), ..Update::default() }
+        Update { steps: batch.into_steps().0, ..Update::default() }
     }
 
     /// The Service for which the plan has this element, or this chain or set; `None` for the fixed part. Looks at all services: it
@@ -486,6 +547,9 @@ impl Compiler {
                 insert(SetId::slots(*front, *list), elements::slot_key(*front, number), elements::slot_value(*address, *port));
             }
         }
+        for ((set, key), value) in &self.stale_verdicts {
+            insert(*set, key.clone(), value.clone());
+        }
         for shared in self.shared.iter() {
             let (set, key) = shared.element();
             insert(set, key, Value::default());
@@ -493,6 +557,23 @@ impl Compiler {
         ruleset.elements.extend(all.into_iter().map(|(set, elements)| (set.name().into(), elements)));
         ruleset
     }
+}
+
+/// What one call of `compile` collects.
+struct Pass {
+    batch: Batch,
+    /// Some of the services were in the plan before.
+    served: bool,
+    /// Shared elements that were touched: whether the kernel holds them, and by which service.
+    shared: BTreeMap<Shared, (bool, ObjectName)>,
+}
+
+/// An element of a shared set.
+type Element = (SetId, Key, Value);
+
+/// The elements of all ports that are not shared, less the slots.
+fn own(plan: &ServicePlan) -> Vec<Element> {
+    plan.ports.iter().flat_map(elements::own).collect()
 }
 
 /// Resolves a service; empty if there is none.

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::expr::{Direction, Expr, Load};
-use super::object::{BytesBuilder, Chain, ChainType, Data, Field, Hook, Key, Rule, Ruleset, Verdict};
+use super::object::{BytesBuilder, Chain, ChainType, Data, Field, Hook, Key, Name, Rule, Ruleset, Verdict};
 use crate::model::Packet;
 use proxy_common::Protocol;
 use std::collections::BTreeSet;
@@ -38,7 +38,24 @@ pub enum Fate {
 /// If a rule has an expression that is not one of ours, or refers to a chain or set that does not exist or has another type.
 #[must_use]
 pub fn trace(ruleset: &Ruleset, local_addresses: &BTreeSet<IpAddr>, packet: &Packet<'_>) -> BTreeSet<Fate> {
-    let walker = Walker { ruleset, local_addresses };
+    trace_across(ruleset, ruleset, usize::MAX, local_addresses, packet)
+}
+
+/// As [`trace`], for a packet that is on its way while a transaction turns `before` into `after`: at its event number `at`. Events are
+/// entries of base chains and look-ups. As in the kernel, the packet walks the rules that were current when it entered the base
+/// chain, and looks up elements that are current at the look-up (Linux: `nft_do_chain`, `nft_genmask_cur`).
+///
+/// # Panics
+/// As [`trace`].
+#[must_use]
+pub fn trace_across(
+    before: &Ruleset,
+    after: &Ruleset,
+    at: usize,
+    local_addresses: &BTreeSet<IpAddr>,
+    packet: &Packet<'_>,
+) -> BTreeSet<Fate> {
+    let walker = Walker { before, after, at, local_addresses };
     let start = State {
         interface: packet.interface.unwrap_or_default().to_owned(),
         source: packet.source,
@@ -48,6 +65,8 @@ pub fn trace(ruleset: &Ruleset, local_addresses: &BTreeSet<IpAddr>, packet: &Pac
         mark: 0,
         translated: false,
         masquerade: false,
+        events: 0,
+        old_rules: true,
     };
     let mut fates = BTreeSet::new();
     let from_node = packet.interface.is_none();
@@ -88,6 +107,9 @@ struct State {
     mark: u32,
     translated: bool,
     masquerade: bool,
+    events: usize,
+    /// The base chain was entered before the commit.
+    old_rules: bool,
 }
 
 /// How a packet leaves a rule or chain.
@@ -116,7 +138,9 @@ impl From<&Verdict> for Exit {
 }
 
 struct Walker<'a> {
-    ruleset: &'a Ruleset,
+    before: &'a Ruleset,
+    after: &'a Ruleset,
+    at: usize,
     local_addresses: &'a BTreeSet<IpAddr>,
 }
 
@@ -128,19 +152,24 @@ impl Walker<'_> {
 
     /// All base chains of a hook by priority; `nat`: the nat ones too. Returns the packets that go on.
     fn hook(&self, hook: Hook, nat: bool, mut states: Vec<State>, fates: &mut BTreeSet<Fate>) -> Vec<State> {
-        let mut chains: Vec<(i32, &Chain)> = Vec::new();
-        for chain in self.ruleset.chains.values() {
+        // Base chains are the same before and after.
+        let mut chains: Vec<(i32, &Name)> = Vec::new();
+        for (name, chain) in &self.before.chains {
             if let Some(base) = chain.base
                 && base.hook == hook
                 && (nat || base.chain_type != ChainType::Nat)
             {
-                chains.push((base.priority, chain));
+                chains.push((base.priority, name));
             }
         }
-        chains.sort_by_key(|(priority, _)| *priority);
+        chains.sort_unstable();
         for (_, chain) in chains {
+            for state in &mut states {
+                state.old_rules = state.events < self.at;
+                state.events += 1;
+            }
             let mut passed = Vec::new();
-            for (state, exit) in states.into_iter().flat_map(|state| self.chain(chain, state)) {
+            for (state, exit) in states.into_iter().flat_map(|state| self.named(chain, state)) {
                 match exit {
                     Exit::Continue | Exit::Accept | Exit::Return => passed.push(state),
                     Exit::Drop => drop(fates.insert(Fate::Drop)),
@@ -178,7 +207,15 @@ impl Walker<'_> {
     }
 
     fn named(&self, name: &str, state: State) -> Vec<(State, Exit)> {
-        self.chain(self.ruleset.chains.get(name).unwrap_or_else(|| panic!("no chain {name}")), state)
+        let empty = Chain::default();
+        let chain = match (self.before.chains.get(name), self.after.chains.get(name)) {
+            (Some(chain), _) if state.old_rules => chain,
+            // The chain is new: in the generation of this packet it has no rules yet.
+            (None, Some(_)) if state.old_rules => &empty,
+            (_, Some(chain)) => chain,
+            _ => panic!("no chain {name}"),
+        };
+        self.chain(chain, state)
     }
 
     /// A rule ends early where something does not match; what it did to the packet before stays.
@@ -269,36 +306,41 @@ impl Walker<'_> {
         &'s self,
         loads: &[Load],
         set: &str,
-        state: State,
+        mut state: State,
         result: impl Fn(State, Option<Option<&'s Data>>) -> (State, Option<Exit>),
     ) -> Vec<(State, Option<Exit>)> {
         let numbers: Vec<u32> = match loads.iter().find_map(|load| if let Load::Random(n) = load { Some(*n) } else { None }) {
             Some(n) => (0..n).collect(),
             None => vec![0],
         };
-        let found = numbers.into_iter().map(|number| result(state.clone(), self.find(set, &key(loads, &state, number))));
+        let known = [self.before, self.after].iter().any(|ruleset| ruleset.sets.contains_key(set));
+        assert!(known, "no set {set}");
+        let ruleset = if state.events < self.at { self.before } else { self.after };
+        state.events += 1;
+        let found = numbers.into_iter().map(|number| result(state.clone(), find(ruleset, set, &key(loads, &state, number))));
         found.collect()
     }
+}
 
-    fn find(&self, set: &str, key: &[u8]) -> Option<Option<&Data>> {
-        let definition = self.ruleset.sets.get(set).unwrap_or_else(|| panic!("no set {set}"));
-        let lengths: Vec<usize> = definition.key.iter().map(|field| Field::length(*field, self.ruleset.table.family)).collect();
-        assert_eq!(lengths.iter().sum::<usize>(), key.len(), "{set} has another key");
-        let elements = self.ruleset.elements.get(set)?;
-        if !definition.interval {
-            return elements.get(&Key { start: key.into(), end: None }).map(|value| value.data.as_ref());
-        }
-        let inside = |range: &Key| {
-            let end = range.end.as_ref().unwrap_or(&range.start);
-            let mut at = 0;
-            lengths.iter().all(|length| {
-                let part = at..at + length;
-                at += length;
-                (&range.start[part.clone()]..=&end[part.clone()]).contains(&&key[part])
-            })
-        };
-        elements.iter().find(|(range, _)| inside(range)).map(|(_, value)| value.data.as_ref())
+fn find<'a>(ruleset: &'a Ruleset, set: &str, key: &[u8]) -> Option<Option<&'a Data>> {
+    // An affinity set that went with the commit has no elements.
+    let definition = ruleset.sets.get(set)?;
+    let lengths: Vec<usize> = definition.key.iter().map(|field| Field::length(*field, ruleset.table.family)).collect();
+    assert_eq!(lengths.iter().sum::<usize>(), key.len(), "{set} has another key");
+    let elements = ruleset.elements.get(set)?;
+    if !definition.interval {
+        return elements.get(&Key { start: key.into(), end: None }).map(|value| value.data.as_ref());
     }
+    let inside = |range: &Key| {
+        let end = range.end.as_ref().unwrap_or(&range.start);
+        let mut at = 0;
+        lengths.iter().all(|length| {
+            let part = at..at + length;
+            at += length;
+            (&range.start[part.clone()]..=&end[part.clone()]).contains(&&key[part])
+        })
+    };
+    elements.iter().find(|(range, _)| inside(range)).map(|(_, value)| value.data.as_ref())
 }
 
 fn address(state: &State, direction: Direction) -> IpAddr {
