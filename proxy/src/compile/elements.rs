@@ -82,10 +82,14 @@ impl SetId {
         }
     }
 
-    /// Whether a packet looks it up after another map led it to `external-local`: both look-ups must fit together.
+    /// Whether a packet looks it up after another map led it to a chain that does so: both look-ups must fit together.
     #[must_use]
     pub fn is_second_lookup(self) -> bool {
-        matches!(self, SetId::Ips(lookup) | SetId::Nodeports(lookup) if matches!(lookup, Lookup::ShortCircuit | Lookup::Local))
+        match self {
+            SetId::FirewallSources => true,
+            SetId::Ips(lookup) | SetId::Nodeports(lookup) => matches!(lookup, Lookup::ShortCircuit | Lookup::Local),
+            _ => false,
+        }
     }
 
     /// The verdict map in which `front` is found by `lookup`.

@@ -69,8 +69,8 @@ pub struct Compiler {
     idle_chains: BTreeSet<Name>,
     /// Slots in the kernel of frontends that use their list no more; they wait for `settle`.
     stale_slots: HashMap<(List, Front), Box<[Target]>>,
-    /// Verdicts behind `external-local` of frontends that are there no more; they wait for `settle`.
-    stale_verdicts: BTreeMap<(SetId, Key), Value>,
+    /// Elements in the kernel of second look-ups (`external-local`, `firewall`) to which nothing leads any more; they wait for `settle`.
+    stale_elements: BTreeMap<(SetId, Key), Value>,
     /// Services with surplus slots.
     surplus: BTreeSet<ObjectName>,
     quarantined: HashSet<ObjectName>,
@@ -90,7 +90,7 @@ impl Compiler {
             balancers: BTreeMap::new(),
             idle_chains: BTreeSet::new(),
             stale_slots: HashMap::new(),
-            stale_verdicts: BTreeMap::new(),
+            stale_elements: BTreeMap::new(),
             surplus: BTreeSet::new(),
             quarantined: HashSet::new(),
         }
@@ -129,13 +129,14 @@ impl Compiler {
         for id in SetId::ALL.into_iter().filter(|id| id.is_second_lookup()) {
             for (key, value) in kernel.elements.get(id.name()).into_iter().flatten() {
                 match &value.data {
+                    None => {}
                     Some(Data::Verdict(Verdict::Goto(chain))) if self.idle_chains.contains(chain) => {}
                     _ => match elements::balancer(value).and_then(|balancer| self.balancers.get_mut(&balancer)) {
                         Some(count) => *count += 1,
                         None => continue,
                     },
                 }
-                self.stale_verdicts.insert((id, key.clone()), value.clone());
+                self.stale_elements.insert((id, key.clone()), value.clone());
             }
         }
     }
@@ -236,12 +237,13 @@ impl Compiler {
             plan.lose(name, |front| self.claims.owner(front), &mut problems);
         }
         // A frontend may pass from one service to another: all give before any takes.
+        let mut released = HashMap::new();
         for (name, plan) in &plans {
-            self.release(name, plan);
+            released.insert(name.clone(), self.release(name, plan));
         }
         let compiled: BTreeSet<ObjectName> = plans.keys().cloned().collect();
         let served = compiled.iter().any(|name| self.plans.contains_key(name));
-        let mut pass = Pass { batch, served, shared: BTreeMap::new() };
+        let mut pass = Pass { batch, served, released, shared: BTreeMap::new() };
         for (name, plan) in plans {
             self.install(&mut pass, name, plan, before);
         }
@@ -278,10 +280,10 @@ impl Compiler {
         plans
     }
 
-    /// Notes what `name` will use no more, but a packet in flight may still look up: slots, and the verdicts behind
-    /// `external-local`.
-    fn release(&mut self, name: &ObjectName, plan: &ServicePlan) {
-        let Some(old) = self.plans.get(name) else { return };
+    /// Notes what `name` will use no more, but a packet in flight may still look up. Returns the elements (slots are not among them).
+    fn release(&mut self, name: &ObjectName, plan: &ServicePlan) -> HashSet<(SetId, Key)> {
+        let mut released = HashSet::new();
+        let Some(old) = self.plans.get(name) else { return released };
         let kept: HashSet<(Front, List)> = plan.ports.iter().flat_map(|port| port.slotted()).collect();
         for port in &old.ports {
             for (front, list) in port.slotted().into_iter().collect::<BTreeSet<_>>() {
@@ -291,16 +293,21 @@ impl Compiler {
                 }
             }
         }
-        let kept: HashSet<(SetId, Key)> = own(plan).into_iter().map(|(set, key, _)| (set, key)).collect();
+        let new = own(plan);
+        let kept: HashSet<(SetId, &Key)> = new.iter().map(|(set, key, _)| (*set, key)).collect();
+        let filtered: Vec<&Key> = new.iter().filter(|(set, _, _)| *set == SetId::FirewallIps).map(|(_, key, _)| key).collect();
         for (set, key, value) in own(old).into_iter().filter(|(set, _, _)| set.is_second_lookup()) {
-            let id = (set, key);
-            if !kept.contains(&id) {
+            // Sources of an address that is still filtered must go at once.
+            let still = set == SetId::FirewallSources && filtered.iter().any(|front| key.start.starts_with(&front.start));
+            if !still && !kept.contains(&(set, &key)) {
                 if let Some(balancer) = elements::balancer(&value) {
                     *self.balancers.entry(balancer).or_default() += 1;
                 }
-                self.stale_verdicts.insert(id, value);
+                released.insert((set, key.clone()));
+                self.stale_elements.insert((set, key), value);
             }
         }
+        released
     }
 
     /// Replaces the plan of a service.
@@ -308,7 +315,11 @@ impl Compiler {
         let old = self.plans.remove(&name).unwrap_or_default();
         let mut changes = ElementChanges::default();
         self.place_slots(&old, &mut plan, &mut changes);
-        self.replace_own(own(&old), own(&plan), &mut changes);
+        let mut old_own = own(&old);
+        if let Some(released) = pass.released.get(&name).filter(|released| !released.is_empty()) {
+            old_own.retain(|(set, key, _)| !released.contains(&(*set, key.clone())));
+        }
+        self.replace_own(old_own, own(&plan), &mut changes);
         pass.batch.elements(changes, Some(&name));
         self.replace_affinity(pass, &name, objects(&old, before), objects(&plan, &self.settings));
 
@@ -387,16 +398,29 @@ impl Compiler {
         }
     }
 
-    /// From the elements of an old plan to those of a new one.
+    /// From the elements of an old plan, less what it released, to those of a new one.
     fn replace_own(&mut self, mut old: Vec<Element>, new: Vec<Element>, changes: &mut ElementChanges) {
         // What was released waits for `settle`, or comes back to whoever has the frontend now.
-        old.retain(|(set, key, _)| !set.is_second_lookup() || !self.stale_verdicts.contains_key(&(*set, key.clone())));
-        for (set, key, _) in new.iter().filter(|(set, _, _)| set.is_second_lookup()) {
-            if let Some(value) = self.stale_verdicts.remove(&(*set, key.clone())) {
+        let mut back: Vec<(SetId, Key)> = Vec::new();
+        for (set, key, _) in &new {
+            match set {
+                SetId::FirewallIps => {
+                    // Ranges must not overlap, so all old ones of the address have to go if it is filtered again.
+                    let first = (SetId::FirewallSources, key.clone());
+                    let stale = self.stale_elements.range(first..).map(|(id, _)| id);
+                    let of_front = |id: &&(SetId, Key)| id.0 == SetId::FirewallSources && id.1.start.starts_with(&key.start);
+                    back.extend(stale.take_while(of_front).cloned());
+                }
+                set if set.is_second_lookup() => back.push((*set, key.clone())),
+                _ => {}
+            }
+        }
+        for id in back {
+            if let Some(value) = self.stale_elements.remove(&id) {
                 if let Some(count) = elements::balancer(&value).and_then(|balancer| self.balancers.get_mut(&balancer)) {
                     *count -= 1;
                 }
-                old.push((*set, key.clone(), value));
+                old.push((id.0, id.1, value));
             }
         }
         changes.replace(old, new);
@@ -440,7 +464,7 @@ impl Compiler {
     pub fn unsettled(&self) -> bool {
         !self.surplus.is_empty()
             || !self.stale_slots.is_empty()
-            || !self.stale_verdicts.is_empty()
+            || !self.stale_elements.is_empty()
             || !self.idle_chains.is_empty()
             || self.balancers.values().any(|count| *count == 0)
     }
@@ -470,7 +494,7 @@ impl Compiler {
                 changes.delete(SetId::slots(front, list), elements::slot_key(front, number));
             }
         }
-        for ((set, key), value) in std::mem::take(&mut self.stale_verdicts) {
+        for ((set, key), value) in std::mem::take(&mut self.stale_elements) {
             if let Some(count) = elements::balancer(&value).and_then(|balancer| self.balancers.get_mut(&balancer)) {
                 *count -= 1;
             }
@@ -547,7 +571,7 @@ impl Compiler {
                 insert(SetId::slots(*front, *list), elements::slot_key(*front, number), elements::slot_value(*address, *port));
             }
         }
-        for ((set, key), value) in &self.stale_verdicts {
+        for ((set, key), value) in &self.stale_elements {
             insert(*set, key.clone(), value.clone());
         }
         for shared in self.shared.iter() {
@@ -564,6 +588,8 @@ struct Pass {
     batch: Batch,
     /// Some of the services were in the plan before.
     served: bool,
+    /// Elements that a service left to `stale_elements`.
+    released: HashMap<ObjectName, HashSet<(SetId, Key)>>,
     /// Shared elements that were touched: whether the kernel holds them, and by which service.
     shared: BTreeMap<Shared, (bool, ObjectName)>,
 }

@@ -204,6 +204,53 @@ fn other_nodeport_addresses_are_elements_and_all_addresses_are_rules() {
 }
 
 #[test]
+fn policies_and_filters_change_without_a_gap_for_packets_in_flight() {
+    let base = Service {
+        service_type: ServiceType::LoadBalancer,
+        load_balancer_ips: vec![ip("1.2.3.4")],
+        ..service("ns/a", "172.30.0.1", 3001)
+    };
+    let local = Service { external_traffic_policy: TrafficPolicy::Local, ..base.clone() };
+    let filtered = Service { source_ranges: vec!["203.0.113.0/25".parse().unwrap()], ..base.clone() };
+    let wider = Service { source_ranges: vec!["203.0.113.0/24".parse().unwrap()], ..base.clone() };
+    let sticky = Service { affinity_timeout_s: Some(10), ..base.clone() };
+    let all = [base, local, filtered, wider, sticky];
+    let endpoints: &[&str] = &["+10.180.0.1", "10.180.0.2"];
+    let settings = Settings { local_addresses: [ip("192.168.0.2")].into(), ..test_settings() };
+    for (from, to) in all.iter().flat_map(|from| all.iter().map(move |to| (from, to))) {
+        let mut world = World::new(table_of(vec![(from.clone(), endpoints)]), settings.clone());
+        world.table.apply(Delta::Service(to.clone()));
+        let update = world.compiler.update(&world.table, [&to.name]);
+        let (first, rest) = update.steps.split_at(update.prepare);
+        world.kernel.commit(first).unwrap();
+        let before = world.kernel.ruleset().cloned().unwrap();
+        world.kernel.commit(rest).unwrap();
+        let after = world.kernel.ruleset().unwrap();
+        for (destination, port) in [("1.2.3.4", 80), ("192.168.0.2", 3001), ("172.30.0.1", 80)] {
+            let packet = crate::model::Packet {
+                interface: Some("eth0"),
+                source: ip("203.0.113.2"),
+                destination: ip(destination),
+                protocol: Some(Protocol::Tcp),
+                port,
+            };
+            for at in 0..12 {
+                let fates = trace_across(&before, after, at, &settings.local_addresses, &packet);
+                let served = !fates.is_empty() && fates.iter().all(|fate| matches!(fate, Fate::Forward { .. }));
+                assert!(served, "{from:?} to {to:?}, {packet:?} at {at}: {fates:?}");
+            }
+        }
+        // And back before it settled, then settled.
+        world.table.apply(Delta::Service(from.clone()));
+        let update = world.compiler.update(&world.table, [&to.name]);
+        world.commit(update);
+        world.settle();
+        let fresh = World::new(world.table.clone(), settings.clone());
+        assert_same(&without_order(world.compiler.ruleset()), &without_order(fresh.compiler.ruleset()));
+    }
+}
+
+#[test]
 fn affinity_sets_stay_when_another_endpoint_goes_or_the_timeout_changes() {
     let a = Service { affinity_timeout_s: Some(10), ..service("ns/a", "172.30.0.1", 0) };
     let mut world = World::new(table_of(vec![(a.clone(), &["10.180.0.1", "10.180.0.2"])]), test_settings());
