@@ -72,7 +72,8 @@ pub fn objects(port: &PortPlan, settings: &Settings) -> Objects {
         let mut names = Vec::with_capacity(backends.len());
         for backend in backends {
             let name = names::endpoint(&port.name, backend.address, backend.port);
-            let (chain, affinity) = (names::prefixed(Prefix::Endpoint, &name), names::prefixed(Prefix::Affinity, &name));
+            let (chain, affinity) =
+                (names::prefixed(Prefix::Endpoint, &name), names::prefixed(Prefix::Affinity, &name));
             // The dnat is a rule of its own: a set that is full ends the rule of the update, not the translation.
             let rules = vec![
                 rule([Expr::UpdateSet(affinity.clone())]),
@@ -85,7 +86,9 @@ pub fn objects(port: &PortPlan, settings: &Settings) -> Objects {
         names
     };
     let routes = port.routes();
-    let used = |wanted: List| routes.iter().any(|(_, _, route)| matches!(route, Route::Balance { list, .. } if *list == wanted));
+    let used = |wanted: List| {
+        routes.iter().any(|(_, _, route)| matches!(route, Route::Balance { list, .. } if *list == wanted))
+    };
     let mut chains = BTreeMap::new();
     for list in [List::Cluster, List::Local] {
         if used(list) {
@@ -94,7 +97,8 @@ pub fn objects(port: &PortPlan, settings: &Settings) -> Objects {
         }
     }
     if routes.iter().any(|(_, _, route)| matches!(route, Route::Balance { masquerade: true, .. })) {
-        let mark = Rule { exprs: vec![Expr::MarkSet(settings.masquerade_mark)], comment: Some("masquerade".to_owned()) };
+        let mark =
+            Rule { exprs: vec![Expr::MarkSet(settings.masquerade_mark)], comment: Some("masquerade".to_owned()) };
         let rules = vec![mark, rule([goto(chain(port, List::Cluster, false))])];
         chains.insert(chain(port, List::Cluster, true), Chain { rules, ..Chain::default() });
     }

@@ -7,7 +7,9 @@ use super::elements::{self, SetId};
 use super::service::{Front, List, Lookup};
 use crate::model::{IpFamily, LocalDetector, NodePortAddresses, Protocol, Settings};
 use crate::nft::expr::{Direction, Expr, Load};
-use crate::nft::object::{BaseChain, Chain, ChainType, Field, Hook, MapData, Name, Rule, Ruleset, Set, TableId, Value, Verdict};
+use crate::nft::object::{
+    BaseChain, Chain, ChainType, Field, Hook, MapData, Name, Rule, Ruleset, Set, TableId, Value, Verdict,
+};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -110,7 +112,9 @@ fn local_source(detector: &LocalDetector) -> Option<LocalSource> {
     };
     match detector {
         LocalDetector::None => None,
-        LocalDetector::Cidr(network) => both(&|negate| Expr::InNetwork { direction: Direction::Source, network: *network, negate }),
+        LocalDetector::Cidr(network) => {
+            both(&|negate| Expr::InNetwork { direction: Direction::Source, network: *network, negate })
+        }
         LocalDetector::Interface(name) => interface(name, false),
         LocalDetector::InterfacePrefix(name) => interface(name, true),
     }
@@ -120,7 +124,8 @@ fn local_source(detector: &LocalDetector) -> Option<LocalSource> {
 fn to_nodeport_address(settings: &Settings, need_fib: bool) -> Vec<Expr> {
     match settings.node_port_addresses {
         NodePortAddresses::All => {
-            let not_loopback = Expr::InNetwork { direction: Direction::Destination, network: loopback(settings.family), negate: true };
+            let not_loopback =
+                Expr::InNetwork { direction: Direction::Destination, network: loopback(settings.family), negate: true };
             let fib = need_fib.then_some(Expr::FibLocal(Direction::Destination));
             fib.into_iter().chain([not_loopback]).collect()
         }
@@ -151,10 +156,15 @@ fn services_rules(settings: &Settings) -> Vec<Rule> {
     if settings.masquerade_all {
         rules.push(commented([to_cluster_ip, mark], "masquerade all clusterIP traffic"));
     } else if let Some(source) = local_source(&settings.detector) {
-        rules.push(commented([to_cluster_ip].into_iter().chain(source.is_not).chain([mark]), "masquerade clusterIP traffic from outside cluster"));
+        rules.push(commented(
+            [to_cluster_ip].into_iter().chain(source.is_not).chain([mark]),
+            "masquerade clusterIP traffic from outside cluster",
+        ));
     }
     rules.push(rule([vmap(&BY_ADDRESS, SetId::Ips(Lookup::Service))]));
-    rules.push(rule(to_nodeport_address(settings, true).into_iter().chain([vmap(&BY_PORT, SetId::Nodeports(Lookup::Service))])));
+    rules.push(rule(
+        to_nodeport_address(settings, true).into_iter().chain([vmap(&BY_PORT, SetId::Nodeports(Lookup::Service))]),
+    ));
     rules
 }
 
@@ -188,7 +198,10 @@ fn masquerade_rules() -> Vec<Rule> {
 }
 
 fn chains(settings: &Settings) -> BTreeMap<Name, Chain> {
-    use {ChainType::Filter, ChainType::Nat, Hook::Forward, Hook::Input, Hook::Output, Hook::Postrouting, Hook::Prerouting};
+    use {
+        ChainType::Filter, ChainType::Nat, Hook::Forward, Hook::Input, Hook::Output, Hook::Postrouting,
+        Hook::Prerouting,
+    };
     let mark = settings.masquerade_mark;
     let plain = |rules| Chain { rules, ..Chain::default() };
     let nodeport_check = vmap(&BY_PORT, SetId::Nodeports(Lookup::NoEndpoint));
@@ -216,7 +229,13 @@ fn chains(settings: &Settings) -> BTreeMap<Name, Chain> {
         ),
         (SERVICES, plain(services_rules(settings))),
         (FIREWALL_CHECK, plain(vec![rule([vmap(&BY_ADDRESS, SetId::FirewallIps)])])),
-        (FIREWALL, plain(vec![commented([sources, Expr::Verdict(Verdict::Drop)], "drop what loadBalancerSourceRanges do not permit")])),
+        (
+            FIREWALL,
+            plain(vec![commented(
+                [sources, Expr::Verdict(Verdict::Drop)],
+                "drop what loadBalancerSourceRanges do not permit",
+            )]),
+        ),
         (SERVICE_ENDPOINTS_CHECK, plain(vec![translated(), rule([vmap(&BY_ADDRESS, SetId::Ips(Lookup::NoEndpoint))])])),
         // No fib test: in the input hook the destination is local.
         (
@@ -226,8 +245,14 @@ fn chains(settings: &Settings) -> BTreeMap<Name, Chain> {
         (
             CLUSTER_IPS_CHECK,
             plain(vec![
-                commented([in_set(&to, SetId::ClusterIps), Expr::Reject], "Reject traffic to invalid ports of ClusterIPs"),
-                commented([in_set(&to, SetId::ServiceCidrs), Expr::Verdict(Verdict::Drop)], "Drop traffic to unallocated ClusterIPs"),
+                commented(
+                    [in_set(&to, SetId::ClusterIps), Expr::Reject],
+                    "Reject traffic to invalid ports of ClusterIPs",
+                ),
+                commented(
+                    [in_set(&to, SetId::ServiceCidrs), Expr::Verdict(Verdict::Drop)],
+                    "Drop traffic to unallocated ClusterIPs",
+                ),
             ]),
         ),
         (
@@ -271,19 +296,33 @@ pub fn set(id: SetId) -> Set {
         SetId::ServiceCidrs => interval(set(&[Address], "Networks of ClusterIPs")),
         SetId::HairpinConnections => set(&[Address, Address, Protocol, Port], "service hairpin connections"),
         SetId::FirewallIps => verdicts(set(&ips, "destinations that are subject to LoadBalancerSourceRanges")),
-        SetId::FirewallSources => interval(set(&[Address, Protocol, Port, Address], "sources that LoadBalancerSourceRanges permit")),
+        SetId::FirewallSources => {
+            interval(set(&[Address, Protocol, Port, Address], "sources that LoadBalancerSourceRanges permit"))
+        }
         SetId::Ips(Lookup::Service) => verdicts(set(&ips, "ClusterIP, ExternalIP and LoadBalancer IP traffic")),
-        SetId::Ips(Lookup::NoEndpoint) => verdicts(set(&ips, "vmap to drop or reject packets to services with no endpoints")),
-        SetId::Ips(Lookup::ShortCircuit) => verdicts(set(&ips, "external policy Local: traffic from this node and its pods")),
+        SetId::Ips(Lookup::NoEndpoint) => {
+            verdicts(set(&ips, "vmap to drop or reject packets to services with no endpoints"))
+        }
+        SetId::Ips(Lookup::ShortCircuit) => {
+            verdicts(set(&ips, "external policy Local: traffic from this node and its pods"))
+        }
         SetId::Ips(Lookup::Local) => verdicts(set(&ips, "external policy Local: other traffic")),
         SetId::Nodeports(Lookup::Service) => verdicts(set(&nodeports, "NodePort traffic")),
-        SetId::Nodeports(Lookup::NoEndpoint) => verdicts(set(&nodeports, "vmap to drop or reject packets to service nodeports with no endpoints")),
-        SetId::Nodeports(Lookup::ShortCircuit) => verdicts(set(&nodeports, "external policy Local: traffic from this node and its pods")),
+        SetId::Nodeports(Lookup::NoEndpoint) => {
+            verdicts(set(&nodeports, "vmap to drop or reject packets to service nodeports with no endpoints"))
+        }
+        SetId::Nodeports(Lookup::ShortCircuit) => {
+            verdicts(set(&nodeports, "external policy Local: traffic from this node and its pods"))
+        }
         SetId::Nodeports(Lookup::Local) => verdicts(set(&nodeports, "external policy Local: other traffic")),
         SetId::Slots(List::Cluster) => slots(set(&[Address, Protocol, Port, Random], "endpoints of services")),
-        SetId::Slots(List::Local) => slots(set(&[Address, Protocol, Port, Random], "endpoints of services on this node")),
+        SetId::Slots(List::Local) => {
+            slots(set(&[Address, Protocol, Port, Random], "endpoints of services on this node"))
+        }
         SetId::NodeportSlots(List::Cluster) => slots(set(&[Protocol, Port, Random], "endpoints of NodePorts")),
-        SetId::NodeportSlots(List::Local) => slots(set(&[Protocol, Port, Random], "endpoints of NodePorts on this node")),
+        SetId::NodeportSlots(List::Local) => {
+            slots(set(&[Protocol, Port, Random], "endpoints of NodePorts on this node"))
+        }
     }
 }
 
@@ -300,7 +339,8 @@ pub fn ruleset(settings: &Settings, service_cidrs: &[IpNet]) -> Ruleset {
                 addresses.iter().filter(usable).map(|ip| elements::address(*ip)).collect()
             }
             (SetId::ServiceCidrs, _) => {
-                let mine: Vec<IpNet> = service_cidrs.iter().filter(|cidr| IpFamily::of(cidr.addr()) == settings.family).copied().collect();
+                let mine: Vec<IpNet> =
+                    service_cidrs.iter().filter(|cidr| IpFamily::of(cidr.addr()) == settings.family).copied().collect();
                 IpNet::aggregate(&mine).iter().map(elements::cidr).collect()
             }
             _ => Vec::new(),
@@ -310,7 +350,13 @@ pub fn ruleset(settings: &Settings, service_cidrs: &[IpNet]) -> Ruleset {
             elements.insert(id.name().into(), content.into_iter().map(|key| (key, Value::default())).collect());
         }
     }
-    Ruleset { table: table(settings.family), comment: Some(TABLE_COMMENT.to_owned()), chains: chains(settings), sets, elements }
+    Ruleset {
+        table: table(settings.family),
+        comment: Some(TABLE_COMMENT.to_owned()),
+        chains: chains(settings),
+        sets,
+        elements,
+    }
 }
 
 /// A kind of balancing chain; there is one for each number of endpoints in use.
@@ -357,7 +403,11 @@ impl Balancer {
     /// Its rules for `n` endpoints.
     #[must_use]
     pub fn rules(self, n: u32, settings: &Settings) -> Vec<Rule> {
-        let (key, map) = if self.nodeport { (&BY_PORT[..], SetId::NodeportSlots(self.list)) } else { (&BY_ADDRESS[..], SetId::Slots(self.list)) };
+        let (key, map) = if self.nodeport {
+            (&BY_PORT[..], SetId::NodeportSlots(self.list))
+        } else {
+            (&BY_ADDRESS[..], SetId::Slots(self.list))
+        };
         let loads = key.iter().copied().chain([Load::Random(n)]).collect();
         let mark = self.masquerade.then(|| rule([Expr::MarkSet(settings.masquerade_mark)]));
         mark.into_iter().chain([rule([Expr::DnatMap { loads, map: map.name().into() }])]).collect()

@@ -115,7 +115,8 @@ impl ElementChanges {
 
     /// From some elements to others.
     pub(super) fn replace(&mut self, old: Vec<(SetId, Key, Value)>, new: Vec<(SetId, Key, Value)>) {
-        let mut old: BTreeMap<(SetId, Key), Value> = old.into_iter().map(|(set, key, value)| ((set, key), value)).collect();
+        let mut old: BTreeMap<(SetId, Key), Value> =
+            old.into_iter().map(|(set, key, value)| ((set, key), value)).collect();
         for (set, key, value) in new {
             let id = (set, key);
             match old.remove(&id) {

@@ -39,7 +39,9 @@ impl Claims {
             Claimants::Several(services) => drop(services.insert(service.clone())),
         }
         match claimants {
-            Claimants::Several(services) if services.first() == Some(service) => services.iter().skip(1).cloned().collect(),
+            Claimants::Several(services) if services.first() == Some(service) => {
+                services.iter().skip(1).cloned().collect()
+            }
             _ => Vec::new(),
         }
     }

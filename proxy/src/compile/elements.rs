@@ -175,16 +175,18 @@ impl Shared {
     pub fn element(self) -> (SetId, Key) {
         match self {
             Shared::ClusterIp(ip) => (SetId::ClusterIps, address(ip)),
-            Shared::Hairpin(ip, protocol, port) => {
-                (SetId::HairpinConnections, key(BytesBuilder::new().address(ip).address(ip).protocol(protocol).port(port)))
-            }
+            Shared::Hairpin(ip, protocol, port) => (
+                SetId::HairpinConnections,
+                key(BytesBuilder::new().address(ip).address(ip).protocol(protocol).port(port)),
+            ),
         }
     }
 
     /// What a port needs.
     pub fn of(port: &PortPlan) -> impl Iterator<Item = Shared> {
         let hairpin = |backend: &Backend| Shared::Hairpin(backend.address, port.name.protocol, backend.port);
-        std::iter::once(Shared::ClusterIp(port.cluster_ip)).chain(port.reachable().filter(|backend| backend.local).map(hairpin))
+        std::iter::once(Shared::ClusterIp(port.cluster_ip))
+            .chain(port.reachable().filter(|backend| backend.local).map(hairpin))
     }
 }
 
@@ -225,7 +227,8 @@ pub fn balancer(value: &Value) -> Option<(Balancer, u32)> {
 #[must_use]
 pub fn own(port: &PortPlan) -> Vec<(SetId, Key, Value)> {
     let comment = Some(names::comment(&port.name));
-    let goto = |verdict: Verdict| Value { data: Some(Data::Verdict(verdict)), comment: comment.clone(), expires_ms: None };
+    let goto =
+        |verdict: Verdict| Value { data: Some(Data::Verdict(verdict)), comment: comment.clone(), expires_ms: None };
     let mut elements = Vec::new();
     for (front, lookup, route) in port.routes() {
         elements.push((SetId::verdicts(front, lookup), front_key(front), goto(verdict(port, front, route))));

@@ -113,7 +113,10 @@ mod tests {
             ("ns1", "svc1", "", "6KJ5P52A"),
             ("default", "kubernetes", "https", "2QRHZV4L"),
         ] {
-            assert_eq!(service_port(&port(namespace, name, port_name)), format!("{hash}-{namespace}/{name}/tcp/{port_name}"));
+            assert_eq!(
+                service_port(&port(namespace, name, port_name)),
+                format!("{hash}-{namespace}/{name}/tcp/{port_name}")
+            );
         }
     }
 

@@ -106,7 +106,9 @@ impl Compiler {
     /// the first `update`, which then returns no steps: apply `nft::diff(kernel, self.ruleset())` instead.
     pub fn adopt(&mut self, kernel: &Ruleset) {
         self.stage = Stage::Adopted;
-        for id in [List::Cluster, List::Local].into_iter().flat_map(|list| [SetId::Slots(list), SetId::NodeportSlots(list)]) {
+        for id in
+            [List::Cluster, List::Local].into_iter().flat_map(|list| [SetId::Slots(list), SetId::NodeportSlots(list)])
+        {
             let (SetId::Slots(list) | SetId::NodeportSlots(list)) = id else { continue };
             let Some(found) = kernel.elements.get(id.name()) else { continue };
             let mut fronts: HashMap<Front, BTreeMap<u32, Target>> = HashMap::new();
@@ -122,7 +124,8 @@ impl Compiler {
             }
         }
         self.balancers = kernel.chains.keys().filter_map(|name| Balancer::parse(name)).map(|id| (id, 0)).collect();
-        let prefixes = [Prefix::Service, Prefix::Local, Prefix::External, Prefix::Endpoint].map(|prefix| prefix.to_string());
+        let prefixes =
+            [Prefix::Service, Prefix::Local, Prefix::External, Prefix::Endpoint].map(|prefix| prefix.to_string());
         // kube-proxy's test as well: only names of per-service chains have a slash.
         let ours = |name: &&Name| name.contains('/') && prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()));
         self.idle_chains = kernel.chains.keys().filter(ours).cloned().collect();
@@ -152,7 +155,11 @@ impl Compiler {
             return Update::default();
         }
         let mut batch = Batch::default();
-        replace_base(&mut batch, &base::ruleset(&before, &self.service_cidrs), &base::ruleset(&self.settings, &self.service_cidrs));
+        replace_base(
+            &mut batch,
+            &base::ruleset(&before, &self.service_cidrs),
+            &base::ruleset(&self.settings, &self.service_cidrs),
+        );
         for (balancer, n) in self.balancers.keys() {
             let rules = balancer.rules(*n, &self.settings);
             if rules != balancer.rules(*n, &before) {
@@ -185,7 +192,8 @@ impl Compiler {
         let stage = std::mem::replace(&mut self.stage, Stage::Running);
         if stage == Stage::Empty {
             let base = base::ruleset(&self.settings, &self.service_cidrs);
-            let nothing = Ruleset { chains: BTreeMap::new(), sets: BTreeMap::new(), elements: BTreeMap::new(), ..base.clone() };
+            let nothing =
+                Ruleset { chains: BTreeMap::new(), sets: BTreeMap::new(), elements: BTreeMap::new(), ..base.clone() };
             replace_base(&mut batch, &nothing, &base);
         }
         let settings = self.settings.clone();
@@ -212,7 +220,11 @@ impl Compiler {
             return Update::default();
         }
         let mut batch = Batch::default();
-        replace_base(&mut batch, &base::ruleset(&self.settings, &before), &base::ruleset(&self.settings, &self.service_cidrs));
+        replace_base(
+            &mut batch,
+            &base::ruleset(&self.settings, &before),
+            &base::ruleset(&self.settings, &self.service_cidrs),
+        );
         Update { steps: batch.into_steps().0, ..Update::default() }
     }
 
@@ -226,11 +238,22 @@ impl Compiler {
             return Update::default();
         }
         let settings = self.settings.clone();
-        self.compile(Batch::default(), BTreeSet::from([service.clone()]), &|name| views(table, &settings, name), &settings)
+        self.compile(
+            Batch::default(),
+            BTreeSet::from([service.clone()]),
+            &|name| views(table, &settings, name),
+            &settings,
+        )
     }
 
     /// Compiles `changed` and whoever wins or loses a frontend by it. `before`: the settings of the plan so far.
-    fn compile(&mut self, mut batch: Batch, changed: BTreeSet<ObjectName>, views: Views<'_>, before: &Settings) -> Update {
+    fn compile(
+        &mut self,
+        mut batch: Batch,
+        changed: BTreeSet<ObjectName>,
+        views: Views<'_>,
+        before: &Settings,
+    ) -> Update {
         let mut problems = Vec::new();
         let mut plans = self.claim(changed, views, &mut problems);
         for (name, plan) in &mut plans {
@@ -263,14 +286,23 @@ impl Compiler {
     }
 
     /// Plans of `changed` and of all whose frontends come or go by it, with all frontends that they claim.
-    fn claim(&mut self, changed: BTreeSet<ObjectName>, views: Views<'_>, problems: &mut Vec<Problem>) -> BTreeMap<ObjectName, ServicePlan> {
+    fn claim(
+        &mut self,
+        changed: BTreeSet<ObjectName>,
+        views: Views<'_>,
+        problems: &mut Vec<Problem>,
+    ) -> BTreeMap<ObjectName, ServicePlan> {
         let mut plans: BTreeMap<ObjectName, ServicePlan> = BTreeMap::new();
         let mut work: Vec<ObjectName> = changed.into_iter().collect();
         while let Some(name) = work.pop() {
             if plans.contains_key(&name) {
                 continue;
             }
-            let plan = if self.quarantined.contains(&name) { ServicePlan::default() } else { ServicePlan::new(views(&name), problems) };
+            let plan = if self.quarantined.contains(&name) {
+                ServicePlan::default()
+            } else {
+                ServicePlan::new(views(&name), problems)
+            };
             let old: HashSet<Front> = self.plans.get(&name).into_iter().flat_map(ServicePlan::claims).collect();
             let new: HashSet<Front> = plan.claims().collect();
             work.extend(old.difference(&new).flat_map(|front| self.claims.release(*front, &name)));
@@ -295,10 +327,12 @@ impl Compiler {
         }
         let new = own(plan);
         let kept: HashSet<(SetId, &Key)> = new.iter().map(|(set, key, _)| (*set, key)).collect();
-        let filtered: Vec<&Key> = new.iter().filter(|(set, _, _)| *set == SetId::FirewallIps).map(|(_, key, _)| key).collect();
+        let filtered: Vec<&Key> =
+            new.iter().filter(|(set, _, _)| *set == SetId::FirewallIps).map(|(_, key, _)| key).collect();
         for (set, key, value) in own(old).into_iter().filter(|(set, _, _)| set.is_second_lookup()) {
             // Sources of an address that is still filtered must go at once.
-            let still = set == SetId::FirewallSources && filtered.iter().any(|front| key.start.starts_with(&front.start));
+            let still =
+                set == SetId::FirewallSources && filtered.iter().any(|front| key.start.starts_with(&front.start));
             if !still && !kept.contains(&(set, &key)) {
                 if let Some(balancer) = elements::balancer(&value) {
                     *self.balancers.entry(balancer).or_default() += 1;
@@ -390,7 +424,11 @@ impl Compiler {
                             Some(_) => changes.delete(set, elements::slot_key(front, number)),
                             None => {}
                         }
-                        changes.add(set, elements::slot_key(front, number), elements::slot_value(backend.address, backend.port));
+                        changes.add(
+                            set,
+                            elements::slot_key(front, number),
+                            elements::slot_value(backend.address, backend.port),
+                        );
                     }
                 }
                 *port.list_mut(list) = placed;
@@ -408,7 +446,8 @@ impl Compiler {
                     // Ranges must not overlap, so all old ones of the address have to go if it is filtered again.
                     let first = (SetId::FirewallSources, key.clone());
                     let stale = self.stale_elements.range(first..).map(|(id, _)| id);
-                    let of_front = |id: &&(SetId, Key)| id.0 == SetId::FirewallSources && id.1.start.starts_with(&key.start);
+                    let of_front =
+                        |id: &&(SetId, Key)| id.0 == SetId::FirewallSources && id.1.start.starts_with(&key.start);
                     back.extend(stale.take_while(of_front).cloned());
                 }
                 set if set.is_second_lookup() => back.push((*set, key.clone())),
@@ -435,7 +474,8 @@ impl Compiler {
             }
         }
         // No map leads to an endpoint's chain.
-        for (old, new, leads) in [(&old.endpoint_chains, &new.endpoint_chains, false), (&old.chains, &new.chains, true)] {
+        for (old, new, leads) in [(&old.endpoint_chains, &new.endpoint_chains, false), (&old.chains, &new.chains, true)]
+        {
             for (name, chain) in new {
                 self.idle_chains.remove(name);
                 match old.get(name) {
@@ -568,7 +608,11 @@ impl Compiler {
         }
         for ((list, front), slots) in &self.stale_slots {
             for (number, (address, port)) in slots.iter().enumerate() {
-                insert(SetId::slots(*front, *list), elements::slot_key(*front, number), elements::slot_value(*address, *port));
+                insert(
+                    SetId::slots(*front, *list),
+                    elements::slot_key(*front, number),
+                    elements::slot_value(*address, *port),
+                );
             }
         }
         for ((set, key), value) in &self.stale_elements {

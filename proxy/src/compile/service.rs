@@ -161,13 +161,17 @@ impl PortPlan {
     pub fn fronts(&self) -> impl Iterator<Item = Front> {
         let cluster_ip = self.serves_cluster_ip.then(|| self.address(self.cluster_ip));
         let node_port = (self.node_port != 0).then_some(Front::NodePort(self.name.protocol, self.node_port));
-        cluster_ip.into_iter().chain(self.externals.iter().map(|external| self.address(external.address))).chain(node_port)
+        cluster_ip
+            .into_iter()
+            .chain(self.externals.iter().map(|external| self.address(external.address)))
+            .chain(node_port)
     }
 
     /// Leaves out the frontends that `keep` refuses.
     fn retain_fronts(&mut self, mut keep: impl FnMut(Front) -> bool) {
         self.serves_cluster_ip = self.serves_cluster_ip && keep(self.address(self.cluster_ip));
-        let kept: Vec<External> = self.externals.iter().copied().filter(|external| keep(self.address(external.address))).collect();
+        let kept: Vec<External> =
+            self.externals.iter().copied().filter(|external| keep(self.address(external.address))).collect();
         if kept.len() < self.externals.len() {
             self.externals = kept.into();
         }
@@ -236,7 +240,11 @@ impl PortPlan {
             return Vec::new();
         }
         let routes = self.routes().into_iter();
-        routes.filter_map(|(front, _, route)| if let Route::Balance { list, .. } = route { Some((front, list)) } else { None }).collect()
+        routes
+            .filter_map(
+                |(front, _, route)| if let Route::Balance { list, .. } = route { Some((front, list)) } else { None },
+            )
+            .collect()
     }
 
     /// The filtered addresses.
@@ -272,7 +280,8 @@ impl ServicePlan {
             port.retain_fronts(|front| {
                 let new = seen.insert(front);
                 if !new {
-                    let message = format!("port {name}: {front} belongs to another port of the same Service: remove one of them");
+                    let message =
+                        format!("port {name}: {front} belongs to another port of the same Service: remove one of them");
                     problems.push(Problem { service: name.service.clone(), message });
                 }
                 new
@@ -282,14 +291,21 @@ impl ServicePlan {
     }
 
     /// Leaves out the frontends that another Service owns; each is a Problem.
-    pub fn lose<'a>(&mut self, service: &ObjectName, owner: impl Fn(Front) -> Option<&'a ObjectName>, problems: &mut Vec<Problem>) {
+    pub fn lose<'a>(
+        &mut self,
+        service: &ObjectName,
+        owner: impl Fn(Front) -> Option<&'a ObjectName>,
+        problems: &mut Vec<Problem>,
+    ) {
         let mut lost = Vec::new();
         for port in &mut self.ports {
             let name = port.name.clone();
             port.retain_fronts(|front| {
                 let Some(owner) = owner(front).filter(|owner| *owner != service) else { return true };
                 if !lost.contains(&front) {
-                    let message = format!("port {name}: {front} is served for Service {owner}, which claims it too: change one of them");
+                    let message = format!(
+                        "port {name}: {front} is served for Service {owner}, which claims it too: change one of them"
+                    );
                     problems.push(Problem { service: service.clone(), message });
                     lost.push(front);
                 }

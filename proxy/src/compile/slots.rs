@@ -44,7 +44,8 @@ impl Slots {
                 *slot = Some(want[i]);
             }
         }
-        let mut rest: VecDeque<Backend> = want.iter().zip(&placed).filter(|(_, placed)| !**placed).map(|(b, _)| *b).collect();
+        let mut rest: VecDeque<Backend> =
+            want.iter().zip(&placed).filter(|(_, placed)| !**placed).map(|(b, _)| *b).collect();
         let mut all = Vec::with_capacity(want.len().max(held.len()));
         for slot in slots {
             // As many endpoints are without a slot as slots are without an endpoint.

@@ -55,7 +55,11 @@ impl FakeKernel {
     pub fn commit(&mut self, steps: &[Step]) -> Result<(), Refusal> {
         let mut next = self.ruleset.clone();
         for (number, step) in steps.iter().enumerate() {
-            self.step(&mut next, &step.op).map_err(|why| Refusal { step: number, op: format!("{:?}", step.op), why })?;
+            self.step(&mut next, &step.op).map_err(|why| Refusal {
+                step: number,
+                op: format!("{:?}", step.op),
+                why,
+            })?;
         }
         // Sets without elements have no entry, as in a plan.
         if let Some(ruleset) = &mut next {
@@ -77,7 +81,9 @@ impl FakeKernel {
                 });
                 return Ok(());
             }
-            Op::DeleteTable(table) if *table == self.table => return ruleset.take().map(drop).ok_or("no such table".to_owned()),
+            Op::DeleteTable(table) if *table == self.table => {
+                return ruleset.take().map(drop).ok_or("no such table".to_owned());
+            }
             Op::DestroyTable(table) if *table == self.table => {
                 *ruleset = None;
                 return Ok(());
@@ -105,10 +111,11 @@ fn change(ruleset: &mut Ruleset, op: &Op) -> Result<(), String> {
         Op::AddChain { name, base, comment } => {
             check(!name.is_empty() && name.len() <= LONGEST_NAME, "bad length of the name")?;
             check_comment(comment.as_ref())?;
-            let chain = ruleset
-                .chains
-                .entry(name.clone())
-                .or_insert_with(|| Chain { base: *base, comment: comment.clone(), rules: Vec::new() });
+            let chain = ruleset.chains.entry(name.clone()).or_insert_with(|| Chain {
+                base: *base,
+                comment: comment.clone(),
+                rules: Vec::new(),
+            });
             check(chain.base == *base, "the chain exists with another hook")
         }
         Op::FlushChain(name) => {
@@ -142,7 +149,14 @@ fn change(ruleset: &mut Ruleset, op: &Op) -> Result<(), String> {
             Ok(())
         }
         Op::DeleteSet(name) => {
-            check(!ruleset.chains.values().flat_map(|chain| &chain.rules).any(|rule| rule.exprs.iter().any(|expr| uses_set(expr, name))), "a rule uses the set")?;
+            check(
+                !ruleset
+                    .chains
+                    .values()
+                    .flat_map(|chain| &chain.rules)
+                    .any(|rule| rule.exprs.iter().any(|expr| uses_set(expr, name))),
+                "a rule uses the set",
+            )?;
             ruleset.elements.remove(name);
             ruleset.sets.remove(name).map(drop).ok_or("no such set".to_owned())
         }
@@ -151,11 +165,14 @@ fn change(ruleset: &mut Ruleset, op: &Op) -> Result<(), String> {
             ruleset.elements.remove(name);
             Ok(())
         }
-        Op::AddElements { set, elements } => elements.iter().try_for_each(|(key, value)| add_element(ruleset, set, key, value)),
+        Op::AddElements { set, elements } => {
+            elements.iter().try_for_each(|(key, value)| add_element(ruleset, set, key, value))
+        }
         Op::DeleteElements { set, keys } => {
             check(ruleset.sets.contains_key(set), "no such set")?;
             let held = ruleset.elements.entry(set.clone()).or_default();
-            keys.iter().try_for_each(|key| held.remove(key).map(drop).ok_or_else(|| format!("no such element: {key:?}")))
+            keys.iter()
+                .try_for_each(|key| held.remove(key).map(drop).ok_or_else(|| format!("no such element: {key:?}")))
         }
     }
 }
@@ -170,8 +187,12 @@ fn leads_to(verdict: &Verdict) -> Option<&Name> {
 fn is_target(ruleset: &Ruleset, chain: &Name) -> bool {
     let in_rules = ruleset.chains.values().flat_map(|chain| &chain.rules).flat_map(|rule| &rule.exprs);
     let in_elements = ruleset.elements.values().flat_map(BTreeMap::values);
-    in_rules.filter_map(|expr| if let Expr::Verdict(verdict) = expr { leads_to(verdict) } else { None }).any(|to| to == chain)
-        || in_elements.filter_map(|value| if let Some(Data::Verdict(verdict)) = &value.data { leads_to(verdict) } else { None }).any(|to| to == chain)
+    in_rules
+        .filter_map(|expr| if let Expr::Verdict(verdict) = expr { leads_to(verdict) } else { None })
+        .any(|to| to == chain)
+        || in_elements
+            .filter_map(|value| if let Some(Data::Verdict(verdict)) = &value.data { leads_to(verdict) } else { None })
+            .any(|to| to == chain)
 }
 
 fn uses_set(expr: &Expr, name: &Name) -> bool {
@@ -208,7 +229,9 @@ fn check_expr(ruleset: &Ruleset, expr: &Expr) -> Result<(), String> {
             check(matches!(map.data, Some(MapData::Value(_))), "not a map of addresses")?;
             check(map.key.len() == loads.len(), "the key has another length")
         }
-        Expr::InputInterface { name, .. } => check(!name.is_empty() && name.len() <= LONGEST_INTERFACE, "bad length of the interface name"),
+        Expr::InputInterface { name, .. } => {
+            check(!name.is_empty() && name.len() <= LONGEST_INTERFACE, "bad length of the interface name")
+        }
         Expr::Foreign(what) => Err(format!("cannot be programmed: {what}")),
         Expr::OneIn(0) => Err("numgen mod 0".to_owned()),
         _ => Ok(()),
@@ -230,7 +253,10 @@ fn add_element(ruleset: &mut Ruleset, name: &Name, key: &Key, value: &Value) -> 
     check_comment(value.comment.as_ref())?;
     let fields: Vec<usize> = set.key.iter().map(|field| field.length(ruleset.table.family)).collect();
     let length: usize = fields.iter().sum();
-    check(std::iter::once(&key.start).chain(&key.end).all(|bytes| bytes.len() == length), "the key has another length")?;
+    check(
+        std::iter::once(&key.start).chain(&key.end).all(|bytes| bytes.len() == length),
+        "the key has another length",
+    )?;
     let held = ruleset.elements.entry(name.clone()).or_default();
     if let Some(known) = held.get(key) {
         return check(known.data == value.data, "the element exists with other data");
@@ -268,10 +294,23 @@ mod tests {
 
     fn kernel() -> FakeKernel {
         let mut kernel = FakeKernel::new(TableId { family: IpFamily::V4, name: "t".into() });
-        let set = Set { key: vec![Field::Port], data: Some(MapData::Verdict), interval: false, dynamic_timeout_ms: None, size: None, comment: None, delete_late: false };
+        let set = Set {
+            key: vec![Field::Port],
+            data: Some(MapData::Verdict),
+            interval: false,
+            dynamic_timeout_ms: None,
+            size: None,
+            comment: None,
+            delete_late: false,
+        };
         let chain = |name: &str| Op::AddChain { name: name.into(), base: None, comment: None };
         kernel
-            .commit(&steps([Op::AddTable { comment: None }, chain("a"), chain("b"), Op::AddSet { name: "m".into(), set }]))
+            .commit(&steps([
+                Op::AddTable { comment: None },
+                chain("a"),
+                chain("b"),
+                Op::AddSet { name: "m".into(), set },
+            ]))
             .unwrap();
         kernel
     }
@@ -291,7 +330,10 @@ mod tests {
         let other = Key { start: BytesBuilder::new().port(81).build(), end: None };
         let add = |chain| Op::AddElements { set: "m".into(), elements: vec![element(chain)] };
         assert_eq!(refused([add("b")]), "the element exists with other data");
-        assert_eq!(refused([Op::DeleteElements { set: "m".into(), keys: vec![key.clone()] }, add("c")]), "no such chain: c");
+        assert_eq!(
+            refused([Op::DeleteElements { set: "m".into(), keys: vec![key.clone()] }, add("c")]),
+            "no such chain: c"
+        );
         assert!(refused([Op::DeleteElements { set: "m".into(), keys: vec![other] }]).starts_with("no such element"));
         assert_eq!(refused([Op::DeleteChain("b".into()), Op::DeleteChain("a".into())]), "something leads to the chain");
         assert_eq!(refused([Op::FlushChain("c".into())]), "no such chain");

@@ -254,7 +254,9 @@ impl Walker<'_> {
                 state.mark ^= bit;
                 matched(true)
             }
-            Expr::InNetwork { direction, network, negate } => matched(network.contains(&address(&state, *direction)) != *negate),
+            Expr::InNetwork { direction, network, negate } => {
+                matched(network.contains(&address(&state, *direction)) != *negate)
+            }
             Expr::InputInterface { name, prefix, negate } => {
                 let found = if *prefix { state.interface.starts_with(&**name) } else { *state.interface == **name };
                 matched(found != *negate)
@@ -309,15 +311,17 @@ impl Walker<'_> {
         mut state: State,
         result: impl Fn(State, Option<Option<&'s Data>>) -> (State, Option<Exit>),
     ) -> Vec<(State, Option<Exit>)> {
-        let numbers: Vec<u32> = match loads.iter().find_map(|load| if let Load::Random(n) = load { Some(*n) } else { None }) {
-            Some(n) => (0..n).collect(),
-            None => vec![0],
-        };
+        let numbers: Vec<u32> =
+            match loads.iter().find_map(|load| if let Load::Random(n) = load { Some(*n) } else { None }) {
+                Some(n) => (0..n).collect(),
+                None => vec![0],
+            };
         let known = [self.before, self.after].iter().any(|ruleset| ruleset.sets.contains_key(set));
         assert!(known, "no set {set}");
         let ruleset = if state.events < self.at { self.before } else { self.after };
         state.events += 1;
-        let found = numbers.into_iter().map(|number| result(state.clone(), find(ruleset, set, &key(loads, &state, number))));
+        let found =
+            numbers.into_iter().map(|number| result(state.clone(), find(ruleset, set, &key(loads, &state, number))));
         found.collect()
     }
 }
@@ -361,7 +365,9 @@ fn key(loads: &[Load], state: &State, number: u32) -> Vec<u8> {
             Load::SourceAddress => BytesBuilder::new().address(state.source).build(),
             Load::DestinationAddress => BytesBuilder::new().address(state.destination).build(),
             // Whatever other protocol it is, no set of ours has it.
-            Load::L4Protocol => state.protocol.map_or([0; 4].into(), |protocol| BytesBuilder::new().protocol(protocol).build()),
+            Load::L4Protocol => {
+                state.protocol.map_or([0; 4].into(), |protocol| BytesBuilder::new().protocol(protocol).build())
+            }
             Load::DestinationPort => BytesBuilder::new().port(state.port).build(),
             Load::Random(_) => BytesBuilder::new().random(number).build(),
         };

@@ -1,6 +1,8 @@
 use super::*;
 use crate::model::strategies::{self, delta, family, packet, settings, table};
-use crate::model::{Backend, Delta, IpFamily, Node, NodePortAddresses, Outcome, Protocol, Service, ServicePortName, lookup};
+use crate::model::{
+    Backend, Delta, IpFamily, Node, NodePortAddresses, Outcome, Protocol, Service, ServicePortName, lookup,
+};
 use crate::nft::diff::diff;
 use crate::nft::fake::FakeKernel;
 use crate::nft::object::Field;
@@ -143,7 +145,10 @@ fn fates(outcome: &Outcome) -> BTreeSet<Fate> {
     match outcome {
         Outcome::Forward { choices, .. } => choices
             .iter()
-            .map(|choice| Fate::Forward { to: SocketAddr::new(choice.backend.address, choice.backend.port), masquerade: choice.masquerade })
+            .map(|choice| Fate::Forward {
+                to: SocketAddr::new(choice.backend.address, choice.backend.port),
+                masquerade: choice.masquerade,
+            })
             .collect(),
         Outcome::Reject => BTreeSet::from([Fate::Reject]),
         Outcome::Drop => BTreeSet::from([Fate::Drop]),

@@ -7,7 +7,8 @@ fn backend(n: u32) -> Backend {
 }
 
 fn view(service: &str, number: u32, backends: Vec<Backend>) -> ServicePortView {
-    let name = ServicePortName { service: ObjectName::new("default", service), port: "http".into(), protocol: Protocol::Tcp };
+    let name =
+        ServicePortName { service: ObjectName::new("default", service), port: "http".into(), protocol: Protocol::Tcp };
     ServicePortView {
         name,
         cluster_ip: IpAddr::from(u32::to_be_bytes(0xac1e_0000 + number)),
@@ -140,7 +141,8 @@ fn endpoints_beyond_the_limit_are_left_out_and_named() {
         let count = if &*name.name == "big" { 70_000 } else { 2 };
         vec![view(&name.name, count, (1..=count).map(backend).collect())]
     };
-    let update = compiler.update_views([ObjectName::new("default", "big"), ObjectName::new("default", "small")].into(), &views);
+    let update =
+        compiler.update_views([ObjectName::new("default", "big"), ObjectName::new("default", "small")].into(), &views);
     assert_eq!(update.problems.len(), 1);
     assert_eq!(&*update.problems[0].service.name, "big");
     assert!(update.problems[0].message.contains("70000 usable endpoints"), "{}", update.problems[0].message);

@@ -85,7 +85,9 @@ fn show(ruleset: &Ruleset, set: &str) -> Vec<String> {
         line += &match &value.data {
             Some(Data::Verdict(Verdict::Goto(chain))) => format!(" > goto {chain}"),
             Some(Data::Verdict(verdict)) => format!(" > {verdict:?}"),
-            Some(Data::Value(data)) => format!(" > {}:{}", part((&Field::Address, &data[..4])), part((&Field::Port, &data[4..]))),
+            Some(Data::Value(data)) => {
+                format!(" > {}:{}", part((&Field::Address, &data[..4])), part((&Field::Port, &data[4..])))
+            }
             None => String::new(),
         };
         line += &value.comment.as_ref().map(|comment| format!(" ({comment})")).unwrap_or_default();
@@ -140,11 +142,16 @@ fn six_services_have_the_elements_that_their_fields_ask_for() {
 fn the_number_of_chains_depends_on_the_numbers_of_endpoints_alone() {
     let endpoints: [&[&str]; 3] = [&["10.180.0.1"], &["10.180.0.1", "10.180.0.2"], &[]];
     let count = |services: u32| {
-        let all = (0..services).map(|n| (service(&format!("ns/s{n}"), &format!("172.30.1.{n}"), 0), endpoints[n as usize % 3]));
+        let all = (0..services)
+            .map(|n| (service(&format!("ns/s{n}"), &format!("172.30.1.{n}"), 0), endpoints[n as usize % 3]));
         let mut compiler = Compiler::new(test_settings());
         compiler.update(&table_of(all.collect()), []);
         let ruleset = compiler.ruleset();
-        (ruleset.chains.len(), ruleset.chains.values().map(|chain| chain.rules.len()).sum::<usize>(), ruleset.sets.len())
+        (
+            ruleset.chains.len(),
+            ruleset.chains.values().map(|chain| chain.rules.len()).sum::<usize>(),
+            ruleset.sets.len(),
+        )
     };
     assert_eq!(count(3), count(200));
 }
@@ -279,7 +286,8 @@ fn affinity_sets_stay_when_another_endpoint_goes_or_the_timeout_changes() {
 #[test]
 fn what_is_adopted_keeps_its_slot_order() {
     let a = service("ns/a", "172.30.0.1", 0);
-    let mut world = World::new(table_of(vec![(a.clone(), &["10.180.0.1", "10.180.0.2", "10.180.0.3"])]), test_settings());
+    let mut world =
+        World::new(table_of(vec![(a.clone(), &["10.180.0.1", "10.180.0.2", "10.180.0.3"])]), test_settings());
     world.table.apply(Delta::Slice(slice(&a, &["10.180.0.2", "10.180.0.3"])));
     world.changes();
     world.settle();
