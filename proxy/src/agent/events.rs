@@ -4,15 +4,21 @@ use super::engine::Engine;
 use super::metrics::{self, Metrics};
 use super::pacer::Pacer;
 use super::settings::{settings, warnings};
-use super::status::{self, Status, unix_time};
+use super::rivals::Lookout;
+use super::status::{self, RecentProblem, Status, unix_time};
 use crate::config::Config;
 use crate::conntrack::{Frontends, Reconciler};
 use crate::model::table::Changes;
 use crate::model::{ObjectName, Protocol, ServiceTable, resolve};
+use crate::nft::foreign::ForeignTables;
+use crate::nft::netlink::monitor::{self, Monitor};
 use crate::nft::netlink::{Class, Connection};
+use crate::nft::transaction::{Op, Transaction};
 use crate::source::{Problem, SourceEvent};
 use crate::sys::address::Addresses;
 use crate::sys::{Root, host, sysctl};
+use crate::takeover::rival::{Action, Rival, Sign};
+use crate::takeover::{iptables, legacy, tables};
 use std::collections::{BTreeSet, VecDeque};
 use std::future::pending;
 use std::net::IpAddr;
@@ -26,6 +32,10 @@ const FULL_INTERVAL: Duration = Duration::from_secs(3600);
 const BATCH_MAX: usize = 1000;
 /// Shortest time between two writes of the status file.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
+/// Someone who changes our table may not be done yet; and a fight over it must not cost the node its processors.
+const VERIFY_PAUSE: Duration = Duration::from_millis(500);
+/// Differences that a log line shows.
+const DRIFT_SHOWN: usize = 5;
 /// Problems of the source that the status shows.
 const PROBLEMS_MAX: usize = 100;
 
@@ -58,6 +68,8 @@ pub(super) async fn run(config: Config) -> anyhow::Result<()> {
                 }
                 None => anyhow::bail!("the source of objects ended"),
             },
+            event = agent.monitor.next() => agent.foreign_change(event).await,
+            sign = agent.lookout.next() => agent.sign(&sign),
             alive = agent.addresses.changed() => agent.addresses_changed(alive).await,
             () = async { match due { Some(at) => tokio::time::sleep_until(at).await, None => pending().await } } => {
                 agent.work(Instant::now())?;
@@ -77,10 +89,16 @@ struct Agent {
     host: Vec<IpAddr>,
     addresses: Addresses,
     engines: Vec<Engine>,
+    monitor: Monitor,
+    lookout: Lookout,
+    rival: Rival,
+    legacy: Vec<String>,
+    /// When to compare the kernel with the plan, since someone else changed our table.
+    verify_at: Option<Instant>,
     pacer: Pacer,
     synced: bool,
     frontends: Frontends,
-    problems: VecDeque<String>,
+    problems: VecDeque<RecentProblem>,
     warnings: Vec<String>,
     status: Status,
     status_dirty: bool,
@@ -99,6 +117,10 @@ impl Agent {
                 Connection::open().map(|kernel| Engine::new(&config.table, settings, kernel))
             })
             .collect::<Result<Vec<_>, _>>()?;
+        let mut monitor = Monitor::open()?;
+        for engine in &engines {
+            monitor.ignore(engine.kernel().port_id());
+        }
         let metrics = Metrics::default();
         if let Some(address) = config.metrics_bind_address {
             tokio::spawn(metrics::serve(address, metrics.clone()));
@@ -113,6 +135,11 @@ impl Agent {
         };
         tracing::info!(node = %config.node_name, source = %config.source, "tandem {} starts", status.version);
         let agent = Self {
+            monitor,
+            lookout: Lookout::start(),
+            rival: Rival::new(),
+            legacy: legacy::warnings(&Root::default()),
+            verify_at: None,
             pacer: Pacer::new(config.min_sync_period, config.sync_period, FULL_INTERVAL),
             config,
             metrics,
@@ -129,6 +156,9 @@ impl Agent {
             status_written: Instant::now(),
         };
         agent.prepare_host();
+        for warning in &agent.legacy {
+            tracing::warn!("{warning}");
+        }
         Ok(agent)
     }
 
@@ -159,8 +189,9 @@ impl Agent {
         let now = Instant::now();
         let sync = if self.synced { self.pacer.due(now) } else { None };
         let settle = self.engines.iter().filter_map(Engine::settle_at).min();
+        let verify = self.verify_at;
         let status = self.status_dirty.then_some(self.status_written + STATUS_INTERVAL);
-        [sync, settle, status].into_iter().flatten().min()
+        [sync, settle, verify, status].into_iter().flatten().min()
     }
 
     fn take(&mut self, event: SourceEvent) {
@@ -181,7 +212,8 @@ impl Agent {
                 if self.problems.len() == PROBLEMS_MAX {
                     self.problems.pop_front();
                 }
-                self.problems.push_back(problem.to_string());
+                self.metrics.source_problems.inc();
+                self.problems.push_back(RecentProblem { at: unix_time(), message: problem.to_string() });
             }
         }
         self.status_dirty = true;
@@ -209,10 +241,127 @@ impl Agent {
         }
     }
 
+    /// Someone else committed a transaction: our table is compared with the plan if it may be touched, and kube-proxy's rules are looked for.
+    async fn foreign_change(&mut self, event: std::io::Result<monitor::Event>) {
+        let ours = match &event {
+            Ok(monitor::Event::Changed(change)) => {
+                self.lookout.hint();
+                let ours = change.tables.iter().any(|table| *table.name == *self.config.table);
+                if ours {
+                    tracing::warn!(program = %change.program, process = change.process, "someone else changed our nftables table");
+                }
+                ours
+            }
+            Ok(monitor::Event::Verify) => true,
+            Err(error) => {
+                tracing::error!("cannot listen for changes of nftables: {error}; listening anew");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                match Monitor::open() {
+                    Ok(monitor) => self.monitor = monitor,
+                    Err(error) => tracing::error!("{error}"),
+                }
+                for engine in &self.engines {
+                    self.monitor.ignore(engine.kernel().port_id());
+                }
+                true
+            }
+        };
+        if ours && self.verify_at.is_none() {
+            self.verify_at = Some(Instant::now() + VERIFY_PAUSE);
+        }
+    }
+
+    /// Compares the kernel with the plan and repairs what differs.
+    fn verify(&mut self) {
+        for engine in &mut self.engines {
+            let family = engine.family();
+            match engine.verify() {
+                Ok(drift) if drift.is_empty() => {}
+                Ok(drift) => {
+                    let shown = drift.iter().take(DRIFT_SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
+                    tracing::warn!(%family, differences = drift.len(), "our table was changed, repairing it: {shown}");
+                    engine.mark_dirty();
+                    self.status.families.entry(family.to_string()).or_default().repairs += 1;
+                    self.metrics.repairs.get_or_create(&family.into()).inc();
+                    self.pacer.request();
+                }
+                Err(error) => {
+                    tracing::error!(%family, "cannot compare our table with the plan: {error}; it is read back at the next sync");
+                    engine.mark_dirty();
+                    self.pacer.request();
+                }
+            }
+        }
+        self.status_dirty = true;
+    }
+
+    /// Takes in a sign of a kube-proxy in this network namespace. We keep serving whatever it does.
+    fn sign(&mut self, sign: &Sign) {
+        let now = Instant::now();
+        let remove = match self.rival.observe(sign, now) {
+            Action::Nothing => false,
+            Action::Remove => true,
+            Action::Report(message) => {
+                self.metrics.kube_proxy_signs.inc();
+                tracing::error!("{message}");
+                false
+            }
+            Action::ReportAndRemove(message) => {
+                self.metrics.kube_proxy_signs.inc();
+                tracing::error!("{message}");
+                true
+            }
+        };
+        // Before our own rules are there, kube-proxy's are the only ones.
+        if remove && self.programmed() {
+            block_in_place(|| self.remove_kube_proxy());
+        }
+        self.status_dirty = true;
+    }
+
+    /// Whether every family has been programmed since start.
+    fn programmed(&self) -> bool {
+        self.engines.iter().all(|engine| {
+            self.status.families.get(&engine.family().to_string()).is_some_and(|family| family.last_sync.is_some())
+        })
+    }
+
+    /// Removes kube-proxy's nftables tables and its chains in the tables of iptables-nft.
+    fn remove_kube_proxy(&mut self) {
+        let result = ForeignTables::open().and_then(|mut tables| {
+            let found = tables::find(&mut tables)?;
+            Ok((found, iptables::remove(&mut tables)?))
+        });
+        match result {
+            Ok((found, report)) => {
+                for table in found {
+                    let mut transaction = Transaction::new(table.clone());
+                    transaction.push(Op::DeleteTable(table.clone()), None);
+                    match Connection::open().and_then(|mut connection| connection.commit(&transaction)) {
+                        Ok(()) => tracing::info!(%table, "removed kube-proxy's nftables table"),
+                        Err(error) => tracing::error!(%table, "kube-proxy's nftables table: {error}"),
+                    }
+                }
+                if report.chains > 0 {
+                    tracing::info!(chains = report.chains, rules = report.rules, "removed kube-proxy's iptables-nft chains");
+                }
+                for kept in report.kept {
+                    tracing::warn!("left in place: {kept}");
+                }
+            }
+            Err(error) => tracing::error!("kube-proxy's rules: {error}; they are removed later"),
+        }
+        self.rival.removed(Instant::now());
+    }
+
     /// Does what is due at `now`.
     fn work(&mut self, now: Instant) -> anyhow::Result<()> {
         if self.synced && self.pacer.due(now).is_some_and(|at| at <= now) {
             block_in_place(|| self.sync())?;
+        }
+        if self.verify_at.is_some_and(|at| at <= now) {
+            self.verify_at = None;
+            block_in_place(|| self.verify());
         }
         for engine in &mut self.engines {
             if let Err(error) = block_in_place(|| engine.settle(now)) {
@@ -267,6 +416,9 @@ impl Agent {
                 }
             }
         }
+        if first && success {
+            self.remove_kube_proxy();
+        }
         self.reconcile_conntrack(first, &changes, success);
         self.pacer.ended(Instant::now(), success);
         self.status_dirty = true;
@@ -320,12 +472,16 @@ impl Agent {
     }
 
     fn write_status(&mut self) {
-        let refused = self.engines.iter().flat_map(|e| e.problems().values().flatten().cloned());
-        let refused: BTreeSet<String> = refused.collect();
+        // A service that is refused in both families is one.
+        let refused: BTreeSet<_> = self.engines.iter().flat_map(|e| e.problems().keys()).collect();
+        self.metrics.refused_services.set(i64::try_from(refused.len()).unwrap_or(i64::MAX));
+        self.status.refused = self.engines.iter().flat_map(|e| e.problems().values().flatten()).cloned().collect();
         self.status.synced = self.synced;
         self.status.services = self.table.services().count();
-        self.status.problems = self.problems.iter().cloned().chain(refused).collect();
-        self.metrics.problems.set(i64::try_from(self.status.problems.len()).unwrap_or(i64::MAX));
+        self.status.recent_problems = self.problems.iter().cloned().collect();
+        let rival = self.rival.status(Instant::now());
+        self.metrics.kube_proxy_running.set(i64::from(rival.is_some()));
+        self.status.kube_proxy = rival.into_iter().chain(self.legacy.iter().cloned()).collect();
         if let Err(error) = status::write(&self.config.run_dir, &self.status) {
             tracing::warn!(
                 "{}: {error}; `tandem status` shows nothing until this works",

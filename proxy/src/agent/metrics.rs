@@ -40,8 +40,12 @@ pub struct Metrics {
     pub conntrack_deleted: Counter,
     /// 1 while a kube-proxy acts in this network namespace.
     pub kube_proxy_running: Gauge,
-    /// Objects, or parts of objects, that are not served as asked.
-    pub problems: Gauge,
+    /// Signs of a kube-proxy in this network namespace that were reported.
+    pub kube_proxy_signs: Counter,
+    /// Problems that the source reported: objects, files, the connection to the API server.
+    pub source_problems: Counter,
+    /// Services that are not served as asked because the kernel or the plan cannot hold them.
+    pub refused_services: Gauge,
 }
 
 impl Metrics {
@@ -57,7 +61,17 @@ impl Metrics {
             "1 while a kube-proxy acts in this network namespace",
             self.kube_proxy_running.clone(),
         );
-        r.register("tandem_problems", "Objects that are not served as asked", self.problems.clone());
+        r.register(
+            "tandem_kube_proxy_signs",
+            "Reported signs of a kube-proxy in this network namespace",
+            self.kube_proxy_signs.clone(),
+        );
+        r.register(
+            "tandem_source_problems",
+            "Problems with objects, files or the connection to the API server",
+            self.source_problems.clone(),
+        );
+        r.register("tandem_refused_services", "Services that are not served as asked", self.refused_services.clone());
         r.register(
             "kubeproxy_sync_proxy_rules_nftables_sync_failures",
             "Failed nftables transactions",
@@ -88,7 +102,7 @@ pub async fn serve(address: SocketAddr, metrics: Metrics) {
                 let mut body = String::new();
                 // Writing to a String cannot fail.
                 let _ = prometheus_client::encoding::text::encode(&mut body, &registry);
-                ([("content-type", "application/openmetrics-text; version=1.0.0; charset=utf-8")], body)
+                ([("server", crate::takeover::probe::SERVER), ("content-type", "application/openmetrics-text; version=1.0.0; charset=utf-8")], body)
             }
         }),
     );

@@ -8,6 +8,7 @@ mod events;
 pub mod metrics;
 pub mod pacer;
 mod picture;
+mod rivals;
 pub mod settings;
 pub mod status;
 

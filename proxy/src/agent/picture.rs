@@ -6,6 +6,8 @@ use crate::config::{Config, SourceConfig};
 use crate::model::table::Changes;
 use crate::model::{IpFamily, Node, ServiceTable, Settings};
 use crate::nft::netlink::Connection;
+use crate::source::kube::{ApiServer, KubeSource};
+use crate::source::manifest::ManifestSource;
 use crate::source::{Problem, SourceEvent};
 use crate::sys::address::Addresses;
 use std::net::IpAddr;
@@ -84,15 +86,14 @@ pub(super) async fn open(config: &Config) -> anyhow::Result<mpsc::Receiver<Sourc
     let (sender, receiver) = mpsc::channel(EVENTS_MAX);
     match &config.source {
         SourceConfig::Manifests(dir) => {
-            let loaded = crate::source::manifest::load_dir(dir, &config.node_name, machine(config).await?)?;
-            sender.send(SourceEvent::Deltas(loaded.deltas)).await?;
-            for problem in loaded.problems {
-                sender.send(SourceEvent::Problem(problem)).await?;
-            }
-            sender.send(SourceEvent::Synced).await?;
-            tokio::spawn(async move { sender.closed().await });
+            let source = ManifestSource::new(dir, &config.node_name, machine(config).await?);
+            tokio::spawn(source.run(sender));
         }
-        SourceConfig::Kubernetes { .. } => anyhow::bail!("no source yet"),
+        SourceConfig::Kubernetes { kubeconfig, master } => {
+            let server = ApiServer { kubeconfig: kubeconfig.clone(), master: master.clone() };
+            let client = crate::source::kube::connect(&server).await?;
+            tokio::spawn(KubeSource::new(client, &config.node_name).run(sender));
+        }
     }
     Ok(receiver)
 }

@@ -26,10 +26,22 @@ pub struct Status {
     pub services: usize,
     /// Per family, `IPv4` and `IPv6`.
     pub families: BTreeMap<String, FamilyStatus>,
-    /// What is wrong with objects, files or the connection to the API server.
-    pub problems: Vec<String>,
+    /// Services that are not served as asked, with the reason.
+    pub refused: Vec<String>,
+    /// The last problems that the source reported: objects, files, the connection to the API server.
+    pub recent_problems: Vec<RecentProblem>,
     /// Set while a kube-proxy acts in this network namespace, or left something that we cannot remove.
     pub kube_proxy: Vec<String>,
+}
+
+/// Something that was wrong at some time. It may be right again.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RecentProblem {
+    /// When.
+    pub at: u64,
+    /// What, where, and what to do.
+    pub message: String,
 }
 
 /// One family's part of [`Status`].

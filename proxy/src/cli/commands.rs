@@ -133,10 +133,16 @@ fn status_text(status: &status::Status) -> String {
     for line in &status.kube_proxy {
         let _ = writeln!(out, "\nkube-proxy: {line}");
     }
-    if !status.problems.is_empty() {
-        let _ = writeln!(out, "\nproblems:");
-        for problem in &status.problems {
-            let _ = writeln!(out, "  {problem}");
+    if !status.refused.is_empty() {
+        let _ = writeln!(out, "\nnot served as asked:");
+        for line in &status.refused {
+            let _ = writeln!(out, "  {line}");
+        }
+    }
+    if !status.recent_problems.is_empty() {
+        let _ = writeln!(out, "\nrecent problems (they may be mended since):");
+        for problem in &status.recent_problems {
+            let _ = writeln!(out, "  {}: {}", ago(problem.at), problem.message);
         }
     }
     out
