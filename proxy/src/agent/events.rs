@@ -3,8 +3,8 @@
 use super::engine::Engine;
 use super::metrics::{self, Metrics};
 use super::pacer::Pacer;
-use super::settings::{settings, warnings};
 use super::rivals::Lookout;
+use super::settings::{settings, warnings};
 use super::status::{self, RecentProblem, Status, unix_time};
 use crate::config::Config;
 use crate::conntrack::{Frontends, Reconciler};
@@ -343,7 +343,11 @@ impl Agent {
                     }
                 }
                 if report.chains > 0 {
-                    tracing::info!(chains = report.chains, rules = report.rules, "removed kube-proxy's iptables-nft chains");
+                    tracing::info!(
+                        chains = report.chains,
+                        rules = report.rules,
+                        "removed kube-proxy's iptables-nft chains"
+                    );
                 }
                 for kept in report.kept {
                     tracing::warn!("left in place: {kept}");

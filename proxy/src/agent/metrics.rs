@@ -102,7 +102,13 @@ pub async fn serve(address: SocketAddr, metrics: Metrics) {
                 let mut body = String::new();
                 // Writing to a String cannot fail.
                 let _ = prometheus_client::encoding::text::encode(&mut body, &registry);
-                ([("server", crate::takeover::probe::SERVER), ("content-type", "application/openmetrics-text; version=1.0.0; charset=utf-8")], body)
+                (
+                    [
+                        ("server", crate::takeover::probe::SERVER),
+                        ("content-type", "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+                    ],
+                    body,
+                )
             }
         }),
     );

@@ -67,7 +67,9 @@ async fn look(hint: Arc<Notify>, signs: mpsc::Sender<Sign>) {
             Ok(Err(error)) => {
                 let error = error.to_string();
                 if error != last_error {
-                    tracing::warn!("cannot look for rules of kube-proxy: {error}; it is tried again every {INTERVAL:?}");
+                    tracing::warn!(
+                        "cannot look for rules of kube-proxy: {error}; it is tried again every {INTERVAL:?}"
+                    );
                     last_error = error;
                 }
             }
