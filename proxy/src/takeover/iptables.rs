@@ -128,12 +128,14 @@ fn look(tables: &mut ForeignTables) -> io::Result<Plan> {
     Ok(plan(&chains, &jumps))
 }
 
-/// Its chains that could be removed, in words, one entry per table.
+/// Its chains that could be removed, in words, one entry per table. A table that has only KUBE-MARK-MASQ and
+/// KUBE-POSTROUTING is left out: kubelet before v1.28 makes these again and again (`IPTablesOwnershipCleanup`).
 pub fn find(tables: &mut ForeignTables) -> io::Result<Vec<String>> {
     let mut found: BTreeMap<TableId, Vec<String>> = BTreeMap::new();
     for chain in look(tables)?.removal.chains {
         found.entry(chain.table).or_default().push(chain.name);
     }
+    found.retain(|_, chains| chains.iter().any(|chain| ![MARK, POSTROUTING].contains(&chain.as_str())));
     let words = |(table, chains): (&TableId, &Vec<String>)| match &chains[..] {
         [only] => format!("iptables table {table}: chain {only}"),
         _ => format!("iptables table {table}: {} chains such as {}", chains.len(), chains[0]),

@@ -210,3 +210,16 @@ fn rules_in_another_namespace_are_not_ours_to_see_or_remove() {
     assert_eq!(found[0], "nftables table ip kube-proxy");
     assert_eq!(found.len(), 7, "{found:?}");
 }
+
+#[test]
+fn the_masquerade_chains_of_an_old_kubelet_are_no_sign_of_kube_proxy() {
+    let Some(netns) = for_test() else { return };
+    let mut tables = netns.run(|| ForeignTables::open().unwrap()).unwrap();
+    iptables(
+        &netns,
+        "$IPT -t nat -N KUBE-MARK-MASQ; $IPT -t nat -N KUBE-POSTROUTING; $IPT -t nat -A POSTROUTING -j KUBE-POSTROUTING",
+    );
+    assert_eq!(find(&mut tables).unwrap(), Vec::<String>::new());
+    iptables(&netns, "$IPT -t nat -N KUBE-SVC-A");
+    assert_eq!(find(&mut tables).unwrap().len(), 2);
+}
