@@ -179,7 +179,7 @@ impl<K: Kernel> Engine<K> {
         self.full(table, now)
     }
 
-    /// Compares the kernel with the plan and lists the differences in words.
+    /// Compares the kernel with the plan and lists what it would take to repair it, in nft's words; empty = no difference.
     ///
     /// # Errors
     /// The kernel cannot be read.
@@ -188,10 +188,18 @@ impl<K: Kernel> Engine<K> {
             return Ok(Vec::new());
         }
         let have = self.kernel.read(&self.id, false)?;
-        let Difference { now, late } = diff(have.as_ref(), &self.plan());
+        let plan = self.plan();
+        let Difference { mut now, late } = diff(have.as_ref(), &plan);
         // What a full sync left for the sweep is no drift.
-        let late = if self.sweep || self.settle_at.is_some() { Vec::new() } else { late.steps };
-        Ok(now.steps.iter().chain(&late).map(|step| format!("{:?}", step.op)).collect())
+        if !self.sweep && self.settle_at.is_none() {
+            now.steps.extend(late.steps);
+        }
+        if now.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut sets = have.map_or_else(Default::default, |have| have.sets);
+        sets.extend(plan.sets);
+        Ok(crate::nft::text::transaction(&now, &sets).lines().map(str::to_owned).collect())
     }
 
     /// Removes what the last syncs left for packets in flight.

@@ -1,6 +1,6 @@
 //! The event loop of the running agent.
 
-use super::engine::Engine;
+use super::engine::{Engine, SETTLE_AFTER};
 use super::metrics::{self, Metrics};
 use super::pacer::Pacer;
 use super::rivals::Lookout;
@@ -385,6 +385,10 @@ impl Agent {
         let changes = self.table.take_changes();
         self.warn();
         let mut success = true;
+        if first {
+            // While someone listens, the kernel makes a message of each element of a commit: too much for a whole table.
+            self.monitor.leave().unwrap_or_else(|error| tracing::warn!("{error}"));
+        }
         for engine in &mut self.engines {
             let family = engine.family();
             let settings = settings(&self.config, self.table.node(), &self.host, family);
@@ -419,6 +423,11 @@ impl Agent {
                     tracing::error!(%family, "sync failed, the old rules stay in force and it is tried again: {error}");
                 }
             }
+        }
+        if first {
+            self.monitor.join().unwrap_or_else(|error| tracing::error!("{error}; changes by others are not noticed"));
+            // Nobody listened meanwhile.
+            self.verify_at = Some(Instant::now() + 2 * SETTLE_AFTER);
         }
         if first && success {
             self.remove_kube_proxy();
