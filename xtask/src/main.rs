@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod command;
+mod demo;
 mod dist;
 mod lint;
 mod notices;
@@ -27,20 +28,28 @@ struct Options {
 enum Commands {
     Setup(setup::Options),
     Test(test::Options),
+    Demo(demo::Options),
     Lint(lint::Options),
     Tidy(tidy::Options),
     Notices(notices::Options),
     Dist(dist::Options),
+    #[command(hide = true)]
+    DemoServer(demo::server::Options),
+    #[command(hide = true)]
+    DemoClient(demo::client::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Options::parse().command {
         Commands::Setup(options) => setup::run(&options),
         Commands::Test(options) => test::run(&options),
+        Commands::Demo(options) => demo::run(&options),
         Commands::Lint(options) => lint::run(&options),
         Commands::Tidy(options) => tidy::run(&options),
         Commands::Notices(options) => notices::run(&options),
         Commands::Dist(options) => dist::run(&options),
+        Commands::DemoServer(options) => demo::server::run(&options),
+        Commands::DemoClient(options) => demo::client::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

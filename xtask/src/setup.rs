@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use std::process::Command;
 
 /// Installs the packages that building, testing and the demo need (Debian, as root). Does nothing if all are there.
-#[derive(clap::Args)]
+#[derive(Default, clap::Args)]
 pub struct Options {
     /// Only say what is missing; fail if something is.
     #[arg(long)]
