@@ -35,6 +35,7 @@ const REQUIREMENTS: &[(Sign, &str, &str)] = &[
     (Sign::Program("iptables"), "iptables", "tests: what kube-proxy left behind"),
     (Sign::Program("sysctl"), "procps", "tests and demo"),
     (Sign::Program("curl"), "curl", "demo: talking to the API server"),
+    (Sign::Program("openssl"), "openssl", "demo: a key for the API server"),
 ];
 
 /// What is missing now: package and purpose.

@@ -56,7 +56,9 @@ pub fn without_endpoint(objects: &[Value], service: &str, addresses: &[&str]) ->
         }
         let Some(endpoints) = slice["endpoints"].as_array_mut() else { continue };
         let before = endpoints.len();
-        endpoints.retain(|e| !e["addresses"].as_array().is_some_and(|list| list.iter().any(|a| addresses.iter().any(|x| a == x))));
+        endpoints.retain(|e| {
+            !e["addresses"].as_array().is_some_and(|list| list.iter().any(|a| addresses.iter().any(|x| a == x)))
+        });
         if endpoints.len() != before {
             changed.push(slice);
         }

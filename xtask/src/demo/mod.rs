@@ -128,7 +128,13 @@ fn build(root: &Path, options: &Options) -> Result<PathBuf> {
 }
 
 /// The whole show.
-fn show(root: &Path, tandem: &Path, kubernetes: Option<&kubernetes::Binaries>, options: &Options, built: Instant) -> Result<()> {
+fn show(
+    root: &Path,
+    tandem: &Path,
+    kubernetes: Option<&kubernetes::Binaries>,
+    options: &Options,
+    built: Instant,
+) -> Result<()> {
     let itself = std::env::current_exe().context("this program's own path is unknown")?;
     let directory = Path::new(DIRECTORY);
     std::fs::create_dir_all(directory).with_context(|| format!("cannot make {DIRECTORY}"))?;
@@ -247,7 +253,9 @@ fn show_log_end() {
 fn clean() -> Result<()> {
     topology::remove()?;
     match std::fs::remove_dir_all(DIRECTORY) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).with_context(|| format!("cannot remove {DIRECTORY}")),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {DIRECTORY}"))
+        }
         _ => Ok(()),
     }
 }
@@ -261,7 +269,11 @@ fn look_around(tandem: &Path, options: &Options) {
     println!("\nThe cluster keeps running. Look around:\n");
     println!("The rules in the node's kernel, and who would answer a packet:");
     shell("node", "nft list table ip tandem");
-    let source = if options.kubernetes { format!("--kubeconfig={DIRECTORY}/kubeconfig") } else { format!("--manifests={DIRECTORY}/manifests") };
+    let source = if options.kubernetes {
+        format!("--kubeconfig={DIRECTORY}/kubeconfig")
+    } else {
+        format!("--manifests={DIRECTORY}/manifests")
+    };
     shell(
         "node",
         &format!(

@@ -74,5 +74,8 @@ fn respond(mut stream: TcpStream, text: &str) -> std::io::Result<()> {
         request.extend_from_slice(&buffer[..length]);
     }
     let length = text.len();
-    write!(stream, "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{text}")
+    write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{text}"
+    )
 }

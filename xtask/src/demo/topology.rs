@@ -178,7 +178,13 @@ fn batch(name: Option<&str>, script: &str, directory: &Path, verbose: bool) -> R
 /// What an installer of Kubernetes does on a node: it forwards packets, and takes replies by other ways than it would send.
 fn forward(name: &str, verbose: bool) -> Result<()> {
     let mut command = inside(name, Path::new("sysctl"));
-    command.args(["-q", "-w", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1", "net.ipv4.conf.all.rp_filter=0"]);
+    command.args([
+        "-q",
+        "-w",
+        "net.ipv4.ip_forward=1",
+        "net.ipv6.conf.all.forwarding=1",
+        "net.ipv4.conf.all.rp_filter=0",
+    ]);
     if verbose {
         println!("$ {}", command::shown(&command));
     }
@@ -205,7 +211,9 @@ pub fn remove() -> Result<()> {
         namespaces
             .iter()
             .filter_map(|name| command::output(&mut program("ip", ["netns", "pids", name])).ok())
-            .flat_map(|text| text.split_whitespace().filter_map(|n| n.parse().ok()).map(Pid::from_raw).collect::<Vec<_>>())
+            .flat_map(|text| {
+                text.split_whitespace().filter_map(|n| n.parse().ok()).map(Pid::from_raw).collect::<Vec<_>>()
+            })
             .collect()
     };
     for (signal, patience) in [(Signal::SIGTERM, Duration::from_secs(3)), (Signal::SIGKILL, Duration::from_secs(2))] {

@@ -178,7 +178,9 @@ impl Visit {
                 let missing: Vec<_> = endpoints.iter().filter(|e| !names.contains(**e)).copied().collect();
                 Err(format!("{} never answered", missing.join(", ")))
             }
-            Expectation::AlwaysSame(_) if names.len() != 1 => Err(format!("{} endpoints answered, not one", names.len())),
+            Expectation::AlwaysSame(_) if names.len() != 1 => {
+                Err(format!("{} endpoints answered, not one", names.len()))
+            }
             _ => Ok(()),
         }
     }

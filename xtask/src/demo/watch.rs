@@ -33,7 +33,14 @@ pub struct Seen {
 ///
 /// # Errors
 /// If the client cannot be run, or if traffic did not move without a failure.
-pub fn run(program: &Path, from: &str, to: &str, endpoints: &[&str], gone: &str, remove: impl FnOnce() -> Result<()>) -> Result<()> {
+pub fn run(
+    program: &Path,
+    from: &str,
+    to: &str,
+    endpoints: &[&str],
+    gone: &str,
+    remove: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let mut command = inside(from, program);
     command.args(["demo-client", "--to", to, "--for-ms", &LENGTH_MS.to_string()]);
     let mut child = command
@@ -47,7 +54,11 @@ pub fn run(program: &Path, from: &str, to: &str, endpoints: &[&str], gone: &str,
     let mut second = BTreeMap::new();
     let mut begun = None;
     let mut shown = 0;
-    println!("  {:>6}  {}  failed", "second", endpoints.iter().map(|e| format!("{e:>6}")).collect::<Vec<_>>().join("  "));
+    println!(
+        "  {:>6}  {}  failed",
+        "second",
+        endpoints.iter().map(|e| format!("{e:>6}")).collect::<Vec<_>>().join("  ")
+    );
     let show = |number: u64, second: &BTreeMap<String, usize>, failed: usize| {
         let counts: Vec<String> = endpoints.iter().map(|e| format!("{:>6}", second.get(*e).unwrap_or(&0))).collect();
         println!("  {number:>6}  {}  {failed:>6}", counts.join("  "));
@@ -63,7 +74,9 @@ pub fn run(program: &Path, from: &str, to: &str, endpoints: &[&str], gone: &str,
             failed_before = seen.failures.len();
             second.clear();
         }
-        if elapsed >= REMOVE_AT_MS && let Some(remove) = remove.take() {
+        if elapsed >= REMOVE_AT_MS
+            && let Some(remove) = remove.take()
+        {
             println!("          -- {gone} is removed from the Service --");
             seen.removed_ms = Some(now_ms());
             remove()?;
@@ -104,7 +117,11 @@ impl Seen {
     /// In words what the stream showed.
     fn judge(&self, others: &[&str], gone: &str) -> Result<String, String> {
         if let Some(first) = self.failures.first() {
-            return Err(format!("{} of {} connections failed, the first: {first}", self.failures.len(), self.connections));
+            return Err(format!(
+                "{} of {} connections failed, the first: {first}",
+                self.failures.len(),
+                self.connections
+            ));
         }
         let removed = self.removed_ms.ok_or("the stream ended before the endpoint was removed")?;
         let last = self.last_answer_ms.ok_or(format!("{gone} never answered, so its removal shows nothing"))?;
@@ -118,7 +135,10 @@ impl Seen {
         }
         // The last answer may be from just before the change: then the change was served at once.
         let lag = last.saturating_sub(removed);
-        Ok(format!("{} connections, none failed; {gone} answered for the last time {lag} ms after its removal", self.connections))
+        Ok(format!(
+            "{} connections, none failed; {gone} answered for the last time {lag} ms after its removal",
+            self.connections
+        ))
     }
 }
 
