@@ -27,9 +27,14 @@ pub fn workspace_root() -> Result<PathBuf> {
 #[must_use]
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // Set by `cargo run` for this process; it would make the inner cargo's build scripts see another package.
-    for name in ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CARGO_PKG_NAME", "CARGO_PKG_VERSION"] {
-        command.env_remove(name);
+    // `cargo run` describes this package to this process. Build scripts of some crates (ring's) watch these variables, so that
+    // the inner cargo would build half of the workspace anew, and the next plain cargo once more.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        let about_xtask = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"];
+        if about_xtask.iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
+        }
     }
     command
 }
@@ -116,6 +121,14 @@ mod tests {
     fn a_failing_command_is_named_with_its_errors() {
         let error = output(&mut program("sh", ["-c", "echo broken >&2; exit 3"])).unwrap_err().to_string();
         assert!(error.contains("broken") && error.contains("sh -c"), "{error}");
+    }
+
+    #[test]
+    fn the_inner_cargo_does_not_see_this_package() {
+        // Cargo sets it for this test too, so that there is something to remove.
+        assert!(std::env::var_os("CARGO_PKG_VERSION_MAJOR").is_some());
+        let removed = |name: &str| cargo().get_envs().any(|(key, value)| key == name && value.is_none());
+        assert!(removed("CARGO_PKG_VERSION_MAJOR") && removed("CARGO_MANIFEST_DIR"));
     }
 
     #[test]

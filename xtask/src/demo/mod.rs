@@ -224,19 +224,24 @@ fn start(command: &mut Command, log: &str) -> Result<Child> {
 }
 
 fn wait_until_served(itself: &Path, agent: &mut Child) -> Result<()> {
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(30) {
-        if let Some(status) = agent.try_wait()? {
-            bail!("Tandem ended ({status}) before it served anything");
+    for address in ["10.96.0.10:80", "[fd00:10:96::10]:80"] {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = agent.try_wait()? {
+                bail!("Tandem ended ({status}) before it served anything");
+            }
+            let mut command = inside("shell", itself);
+            command.args(["demo-client", "--to", address, "--timeout-ms", "100"]);
+            if command::output(&mut command)?.contains("answered") {
+                break;
+            }
+            if begun.elapsed() > Duration::from_secs(30) {
+                bail!("no answer from {address} within 30 s");
+            }
+            std::thread::sleep(Duration::from_millis(20));
         }
-        let mut command = inside("shell", itself);
-        command.args(["demo-client", "--to", "10.96.0.10:80", "--timeout-ms", "100"]);
-        if command::output(&mut command)?.contains("answered") {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(20));
     }
-    bail!("no answer from 10.96.0.10 within 30 s");
+    Ok(())
 }
 
 fn show_log_end() {

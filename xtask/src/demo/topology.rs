@@ -103,6 +103,12 @@ pub fn build(directory: &Path, verbose: bool) -> Result<()> {
     for name in ["lan"].into_iter().chain(hosts.iter().map(|h| h.name)).chain(PODS.iter().map(|p| p.name)) {
         writeln!(script, "netns add {}", namespace(name))?;
     }
+    batch(None, &script, directory, verbose)?;
+    for name in hosts.iter().map(|h| h.name).chain(PODS.iter().map(|p| p.name)) {
+        // Else an IPv6 address is not used for a second, while the kernel asks whether someone else has it.
+        sysctl(name, &["net.ipv6.conf.all.accept_dad=0", "net.ipv6.conf.default.accept_dad=0"], verbose)?;
+    }
+    script.clear();
     for host in &hosts {
         let (lan, there) = (namespace("lan"), namespace(host.name));
         writeln!(script, "link add {} netns {lan} type veth peer name eth0 netns {there}", host.name)?;
@@ -113,7 +119,7 @@ pub fn build(directory: &Path, verbose: bool) -> Result<()> {
     }
     batch(None, &script, directory, verbose)?;
 
-    let mut lan = "link add lan0 type bridge\nlink set lan0 up\n".to_owned();
+    let mut lan = "link add lan0 type bridge mcast_snooping 0\nlink set lan0 up\n".to_owned();
     for host in &hosts {
         writeln!(lan, "link set {} master lan0 up", host.name)?;
     }
@@ -130,7 +136,7 @@ pub fn build(directory: &Path, verbose: bool) -> Result<()> {
         batch(Some(host.name), &text, directory, verbose)?;
     }
     for (index, node) in NODES.iter().enumerate() {
-        forward(node.name, verbose)?;
+        sysctl(node.name, &NODE_SETTINGS, verbose)?;
         let other = 1 - index;
         let peer = &NODES[other];
         let mut text = format!(
@@ -176,15 +182,12 @@ fn batch(name: Option<&str>, script: &str, directory: &Path, verbose: bool) -> R
 }
 
 /// What an installer of Kubernetes does on a node: it forwards packets, and takes replies by other ways than it would send.
-fn forward(name: &str, verbose: bool) -> Result<()> {
+const NODE_SETTINGS: [&str; 3] =
+    ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1", "net.ipv4.conf.all.rp_filter=0"];
+
+fn sysctl(name: &str, settings: &[&str], verbose: bool) -> Result<()> {
     let mut command = inside(name, Path::new("sysctl"));
-    command.args([
-        "-q",
-        "-w",
-        "net.ipv4.ip_forward=1",
-        "net.ipv6.conf.all.forwarding=1",
-        "net.ipv4.conf.all.rp_filter=0",
-    ]);
+    command.args(["-q", "-w"]).args(settings);
     if verbose {
         println!("$ {}", command::shown(&command));
     }
