@@ -4,8 +4,9 @@
 //! the difference is applied, so that a failed sync leaves the old rules working and the next one starts from the truth.
 
 use crate::compile::nft::{Compiler, Problem};
+use crate::conntrack::Frontend;
 use crate::model::table::Changes;
-use crate::model::{IpFamily, ObjectName, ServiceTable, Settings};
+use crate::model::{IpFamily, ObjectName, Protocol, ServiceTable, Settings};
 use crate::nft::diff::{Difference, diff};
 use crate::nft::foreign::ForeignTables;
 use crate::nft::netlink::{Class, Connection, Error};
@@ -13,6 +14,7 @@ use crate::nft::object::{Ruleset, TableId};
 use crate::nft::transaction::{Op, Step, Transaction};
 use crate::takeover::tables::{self, Remembered};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// How long a packet in flight may still use what an update replaced (surplus slots, chains).
@@ -93,6 +95,8 @@ pub struct Engine<K = Connection> {
     sweep: bool,
     settle_at: Option<Instant>,
     problems: BTreeMap<ObjectName, Vec<String>>,
+    /// Where the table that was found at start sent UDP traffic.
+    inherited: Vec<Frontend>,
 }
 
 impl<K: Kernel> Engine<K> {
@@ -109,6 +113,7 @@ impl<K: Kernel> Engine<K> {
             sweep: false,
             settle_at: None,
             problems: BTreeMap::new(),
+            inherited: Vec::new(),
         }
     }
 
@@ -128,6 +133,11 @@ impl<K: Kernel> Engine<K> {
     #[must_use]
     pub fn kernel(&self) -> &K {
         &self.kernel
+    }
+
+    /// UDP frontends of the table that was found at start, once: flows to those that nobody serves now are stale.
+    pub fn take_inherited(&mut self) -> Vec<Frontend> {
+        std::mem::take(&mut self.inherited)
     }
 
     /// The next sync reads the kernel back.
@@ -278,6 +288,7 @@ impl<K: Kernel> Engine<K> {
             if !self.compiled {
                 if let Some(have) = &have {
                     self.compiler.adopt(have);
+                    self.inherited = udp_frontends(have);
                 }
                 self.compile_all(table);
             }
@@ -378,6 +389,32 @@ impl<K: Kernel> Engine<K> {
         if self.sweep || self.compiler.unsettled() {
             self.settle_at = Some(now + SETTLE_AFTER);
         }
+    }
+}
+
+/// Where the service maps of a table take UDP traffic.
+fn udp_frontends(ruleset: &Ruleset) -> Vec<Frontend> {
+    let family = ruleset.table.family;
+    let keys = |name: &str| ruleset.elements.get(name).into_iter().flat_map(BTreeMap::keys).map(|key| &*key.start);
+    let addresses = ["service-ips", "no-endpoint-services"].into_iter().flat_map(keys).filter_map(|key| {
+        let (address, rest) = key.split_at_checked(if family == IpFamily::V4 { 4 } else { 16 })?;
+        let address = match family {
+            IpFamily::V4 => IpAddr::from(<[u8; 4]>::try_from(address).ok()?),
+            IpFamily::V6 => IpAddr::from(<[u8; 16]>::try_from(address).ok()?),
+        };
+        udp_port(rest).map(|port| Frontend::Address(address, port))
+    });
+    let node_ports = ["service-nodeports", "no-endpoint-nodeports"].into_iter().flat_map(keys);
+    addresses.chain(node_ports.filter_map(|key| udp_port(key).map(|port| Frontend::NodePort(family, port)))).collect()
+}
+
+/// The port of `protocol . port`, each padded to four bytes, if the protocol is UDP.
+fn udp_port(key: &[u8]) -> Option<u16> {
+    match key {
+        [protocol, _, _, _, high, low, ..] if *protocol == Protocol::Udp as u8 => {
+            Some(u16::from_be_bytes([*high, *low]))
+        }
+        _ => None,
     }
 }
 

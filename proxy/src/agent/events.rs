@@ -440,7 +440,10 @@ impl Agent {
 
     /// Deletes UDP flows that contradict the map: after a good sync only, and again until it worked.
     fn reconcile_conntrack(&mut self, first: bool, changes: &Changes, success: bool) {
-        for engine in &self.engines {
+        for engine in &mut self.engines {
+            for frontend in engine.take_inherited() {
+                self.frontends.add_gone(frontend);
+            }
             let settings = engine.settings();
             self.frontends.set_node_addresses(settings);
             let state = |name: &ObjectName, frontends: &mut Frontends| {

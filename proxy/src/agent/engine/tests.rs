@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::fixtures::{port, service, slice};
+use crate::model::fixtures::{port, port_of, service, slice};
 use crate::model::{Delta, Protocol};
 use crate::nft::fake::FakeKernel;
 use crate::nft::object::{BytesBuilder, Key, Name};
@@ -241,4 +241,19 @@ fn what_an_older_run_left_goes_at_the_sweep() {
     next.settle();
     assert_eq!(next.count("slots"), 2);
     next.assert_in_step();
+}
+
+#[test]
+fn udp_frontends_of_an_older_run_are_known_so_that_their_flows_can_go() {
+    let mut bed = Bed::new();
+    let mut object = service("dns", &["172.30.0.53"]);
+    object.ports = vec![port_of("dns", Protocol::Udp, 53, 30053), port("web", 80, 0)];
+    bed.table.apply(Delta::Service(object));
+    bed.sync().unwrap();
+    let mut next = Bed::new();
+    next.kernel().fake = bed.kernel().fake.clone();
+    next.sync().unwrap();
+    let expected = vec![Frontend::Address("172.30.0.53".parse().unwrap(), 53), Frontend::NodePort(IpFamily::V4, 30053)];
+    assert_eq!(next.engine.take_inherited(), expected);
+    assert!(next.engine.take_inherited().is_empty(), "once");
 }
