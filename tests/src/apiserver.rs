@@ -38,7 +38,8 @@ pub struct ApiServer {
     binaries: Binaries,
     etcd: Option<Process>,
     apiserver: Option<Process>,
-    relay: Relay,
+    /// For `client`, which is outside the namespace.
+    _relay: Relay,
     runtime: tokio::runtime::Runtime,
     client: Client,
     namespaces: std::cell::RefCell<BTreeSet<String>>,
@@ -66,7 +67,7 @@ impl ApiServer {
             binaries: binaries.clone(),
             etcd: None,
             apiserver: None,
-            relay,
+            _relay: relay,
             runtime,
             client,
             namespaces: std::cell::RefCell::new(["default".to_string()].into()),

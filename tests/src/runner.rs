@@ -18,7 +18,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_millis(300);
 
 struct Run<'a> {
-    scenario: &'a Scenario,
     config: usize,
     world: &'a World,
     /// Endpoint that `sticky NAME` or `open NAME` found.
@@ -53,7 +52,7 @@ pub fn run(scenario: &Scenario, config: usize, engine: &mut dyn Engine) -> Resul
 
 fn run_in(scenario: &Scenario, config: usize, world: &World, engine: &mut dyn Engine) -> Result<Summary> {
     let mut run =
-        Run { scenario, config, world, names: BTreeMap::new(), flows: HashMap::new(), failures: Vec::new(), rows: 0 };
+        Run { config, world, names: BTreeMap::new(), flows: HashMap::new(), failures: Vec::new(), rows: 0 };
     let mut objects = Objects::default();
     scenario.common_objects().into_iter().for_each(|o| objects.put(o));
     let mut pending = true;
@@ -152,7 +151,7 @@ impl Run<'_> {
         }
         let (targets, tries, timeout) = match expect {
             Expect::Forward(t) => (t.len(), 12 + 60 * t.len(), PATIENCE),
-            Expect::Sticky(..) => (1, 10, PATIENCE),
+            Expect::Sticky { .. } => (1, 10, PATIENCE),
             Expect::Drop => (1, 1, SILENCE),
             _ => (1, 2, PATIENCE),
         };
@@ -183,8 +182,10 @@ impl Run<'_> {
                         return Ok(());
                     }
                 }
-                Expect::Sticky(name, allowed) => {
-                    self.allowed(answer, source, allowed)?;
+                Expect::Sticky { name, not, targets } => {
+                    self.allowed(answer, source, targets)?;
+                    let old = not.as_ref().and_then(|n| self.names.get(n));
+                    ensure!(old.is_none_or(|old| old.ip() != answer.local.ip()), "still at {}", answer.local);
                     let known = *self.names.entry(name.clone()).or_insert(answer.local);
                     // The same endpoint may answer at another port for another service port.
                     ensure!(known.ip() == answer.local.ip(), "{name} was at {known}, now {}", answer.local);
@@ -284,7 +285,9 @@ fn insert_flow(world: &World, row: &FlowRow) -> Result<()> {
     argv.extend(["--reply-port-dst".into(), row.source.port().to_string(), "-t".into(), "600".into()]);
     match row.proto {
         Proto::Tcp => argv.extend(["--state".into(), "ESTABLISHED".into(), "-u".into(), "SEEN_REPLY,ASSURED".into()]),
-        Proto::Sctp => argv.extend(["--state".into(), "ESTABLISHED".into()]),
+        Proto::Sctp => {
+            argv.extend(["--state", "ESTABLISHED", "--orig-vtag", "1", "--reply-vtag", "2"].map(String::from));
+        }
         _ => {}
     }
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();

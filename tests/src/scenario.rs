@@ -15,7 +15,7 @@
 //! A probe's source is a party of the world, `node`, or `party@address`. Outcomes: `reject`, `drop`, `untouched`, or the
 //! endpoints that may answer, all of which must be seen: `a:80, b:80 M` or `{a:80, b:80} M` (M = source masqueraded), with
 //! names from lines `let NAME = …`. `sticky NAME {…}`: every try is answered by the same one, also when the name comes
-//! again. `open NAME source -> …` keeps the connection, `again NAME` uses it again and expects `same` or `moved {…}`.
+//! again; `sticky NAME not OLD {…}`: and not by the one called OLD. `open NAME source -> …` keeps the connection, `again NAME` uses it again and expects `same` or `moved {…}`.
 //! With several configurations a line `config A B …` names the outcome columns; `=` repeats the first column. An id may be
 //! followed by `!engine` words: engines that cannot show this row.
 
@@ -149,8 +149,15 @@ pub enum Expect {
     Untouched,
     /// One of these answers; over many tries each does.
     Forward(BTreeSet<Target>),
-    /// One of these answers, and always the same one.
-    Sticky(String, BTreeSet<Target>),
+    /// One of these answers, and always the same one: the one that the name stands for, if it does already.
+    Sticky {
+        /// Name of the endpoint from now on.
+        name: String,
+        /// Name of an endpoint that it must not be.
+        not: Option<String>,
+        /// Those allowed.
+        targets: BTreeSet<Target>,
+    },
     /// The kept connection is answered by the endpoint that answered first.
     Same,
     /// The kept connection is answered by another endpoint, one of these.
@@ -283,6 +290,9 @@ pub fn parse(name: &str, text: &str) -> Result<Scenario> {
             }
             _ => bail!("line {first}: unknown section {section:?}"),
         }
+    }
+    if scenario.configs.is_empty() {
+        scenario.configs.push(("base".into(), flags(&[])?));
     }
     ensure!(scenario.steps.iter().any(|s| matches!(s, Step::Probes(_) | Step::Flows(_))), "the scenario tests nothing");
     Ok(scenario)
@@ -434,7 +444,11 @@ fn outcome(cell: &str, lets: &Lets) -> Result<Expect> {
         "moved" => Expect::Moved(targets(rest, lets)?),
         "sticky" => {
             let (name, list) = rest.split_once(' ').context("sticky NAME {…}")?;
-            Expect::Sticky(name.to_string(), targets(list, lets)?)
+            let (not, list) = match list.strip_prefix("not ") {
+                Some(rest) => rest.split_once(' ').map(|(not, list)| (Some(not.to_string()), list)).context("not NAME {…}")?,
+                None => (None, list),
+            };
+            Expect::Sticky { name: name.to_string(), not, targets: targets(list, lets)? }
         }
         _ => Expect::Forward(targets(cell, lets)?),
     })
@@ -502,7 +516,7 @@ impl Scenario {
                     ports.insert(to.port());
                 }
                 for expect in &row.expect {
-                    if let Expect::Forward(t) | Expect::Sticky(_, t) | Expect::Moved(t) = expect {
+                    if let Expect::Forward(t) | Expect::Sticky { targets: t, .. } | Expect::Moved(t) = expect {
                         ports.extend(t.iter().map(|t| t.address.port()));
                     }
                 }
