@@ -34,7 +34,8 @@ const SERVICE_ENDPOINTS_CHECK: &str = "service-endpoints-check";
 const NODEPORT_ENDPOINTS_CHECK: &str = "nodeport-endpoints-check";
 const CLUSTER_IPS_CHECK: &str = "cluster-ips-check";
 const MASQUERADING: &str = "masquerading";
-const MASQUERADE: &str = "masquerade";
+/// Not `masquerade`: nft(8) does not take back a chain with the name of a statement.
+const MASQUERADE: &str = "masquerade-source";
 
 /// Ports that masquerade takes first: above the default NodePort range (30000–32767), so that a connection of this node never
 /// has the source port of a NodePort.

@@ -5,11 +5,10 @@ use super::base::{self, Balancer};
 use super::batch::{Batch, ElementChanges};
 use super::claims::{Claims, Counts};
 use super::elements::{self, SetId, Shared};
-use super::names::Prefix;
 use super::service::{Front, List, ServicePlan};
-use super::slots::{self, Slots, Target};
+use super::slots::Target;
 use crate::model::{ObjectName, ServicePortView, ServiceTable, Settings, resolve};
-use crate::nft::object::{Chain, Data, Key, Name, Ruleset, TableId, Value, Verdict};
+use crate::nft::object::{Chain, Key, Name, Ruleset, TableId, Value};
 use crate::nft::transaction::{Op, Step};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -100,48 +99,6 @@ impl Compiler {
     #[must_use]
     pub fn table(&self) -> TableId {
         base::table(self.settings.family)
-    }
-
-    /// Takes over the slot order of a table that the kernel already holds, so that the first plan keeps what is right. Call before
-    /// the first `update`, which then returns no steps: apply `nft::diff(kernel, self.ruleset())` instead.
-    pub fn adopt(&mut self, kernel: &Ruleset) {
-        self.stage = Stage::Adopted;
-        for id in
-            [List::Cluster, List::Local].into_iter().flat_map(|list| [SetId::Slots(list), SetId::NodeportSlots(list)])
-        {
-            let (SetId::Slots(list) | SetId::NodeportSlots(list)) = id else { continue };
-            let Some(found) = kernel.elements.get(id.name()) else { continue };
-            let mut fronts: HashMap<Front, BTreeMap<u32, Target>> = HashMap::new();
-            for (key, value) in found {
-                if let Some((front, number, target)) = elements::parse_slot(self.settings.family, id, key, value) {
-                    fronts.entry(front).or_default().insert(number, target);
-                }
-            }
-            for (front, slots) in fronts {
-                // Up to the first gap; what is behind it is not ours to explain, and nft::diff removes it.
-                let slots = slots.into_iter().enumerate().take_while(|(i, (number, _))| *i == *number as usize);
-                self.stale_slots.insert((list, front), slots.map(|(_, (_, target))| target).collect());
-            }
-        }
-        self.balancers = kernel.chains.keys().filter_map(|name| Balancer::parse(name)).map(|id| (id, 0)).collect();
-        let prefixes =
-            [Prefix::Service, Prefix::Local, Prefix::External, Prefix::Endpoint].map(|prefix| prefix.to_string());
-        // kube-proxy's test as well: only names of per-service chains have a slash.
-        let ours = |name: &&Name| name.contains('/') && prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()));
-        self.idle_chains = kernel.chains.keys().filter(ours).cloned().collect();
-        for id in SetId::ALL.into_iter().filter(|id| id.is_second_lookup()) {
-            for (key, value) in kernel.elements.get(id.name()).into_iter().flatten() {
-                match &value.data {
-                    None => {}
-                    Some(Data::Verdict(Verdict::Goto(chain))) if self.idle_chains.contains(chain) => {}
-                    _ => match elements::balancer(value).and_then(|balancer| self.balancers.get_mut(&balancer)) {
-                        Some(count) => *count += 1,
-                        None => continue,
-                    },
-                }
-                self.stale_elements.insert((id, key.clone()), value.clone());
-            }
-        }
     }
 
     /// Replaces the settings. All services are compiled anew; what does not change costs no operation.
@@ -246,313 +203,6 @@ impl Compiler {
         )
     }
 
-    /// Compiles `changed` and whoever wins or loses a frontend by it. `before`: the settings of the plan so far.
-    fn compile(
-        &mut self,
-        mut batch: Batch,
-        changed: BTreeSet<ObjectName>,
-        views: Views<'_>,
-        before: &Settings,
-    ) -> Update {
-        let mut problems = Vec::new();
-        let mut plans = self.claim(changed, views, &mut problems);
-        for (name, plan) in &mut plans {
-            plan.lose(name, |front| self.claims.owner(front), &mut problems);
-        }
-        // A frontend may pass from one service to another: all give before any takes.
-        let mut released = HashMap::new();
-        for (name, plan) in &plans {
-            released.insert(name.clone(), self.release(name, plan));
-        }
-        let compiled: BTreeSet<ObjectName> = plans.keys().cloned().collect();
-        let served = compiled.iter().any(|name| self.plans.contains_key(name));
-        let mut pass = Pass { batch, served, released, shared: BTreeMap::new() };
-        for (name, plan) in plans {
-            self.install(&mut pass, name, plan, before);
-        }
-        let Pass { mut batch, shared, .. } = pass;
-        for (element, (held, service)) in shared {
-            let mut changes = ElementChanges::default();
-            let (set, key) = element.element();
-            match (held, self.shared.contains(&element)) {
-                (false, true) => changes.add(set, key, Value::default()),
-                (true, false) => changes.delete(set, key),
-                _ => {}
-            }
-            batch.elements(changes, Some(&service));
-        }
-        let (steps, prepare) = batch.into_steps();
-        Update { steps, prepare, compiled, problems }
-    }
-
-    /// Plans of `changed` and of all whose frontends come or go by it, with all frontends that they claim.
-    fn claim(
-        &mut self,
-        changed: BTreeSet<ObjectName>,
-        views: Views<'_>,
-        problems: &mut Vec<Problem>,
-    ) -> BTreeMap<ObjectName, ServicePlan> {
-        let mut plans: BTreeMap<ObjectName, ServicePlan> = BTreeMap::new();
-        let mut work: Vec<ObjectName> = changed.into_iter().collect();
-        while let Some(name) = work.pop() {
-            if plans.contains_key(&name) {
-                continue;
-            }
-            let plan = if self.quarantined.contains(&name) {
-                ServicePlan::default()
-            } else {
-                ServicePlan::new(views(&name), problems)
-            };
-            let old: HashSet<Front> = self.plans.get(&name).into_iter().flat_map(ServicePlan::claims).collect();
-            let new: HashSet<Front> = plan.claims().collect();
-            work.extend(old.difference(&new).flat_map(|front| self.claims.release(*front, &name)));
-            work.extend(new.difference(&old).flat_map(|front| self.claims.claim(*front, &name)));
-            plans.insert(name, plan);
-        }
-        plans
-    }
-
-    /// Notes what `name` will use no more, but a packet in flight may still look up. Returns the elements (slots are not among them).
-    fn release(&mut self, name: &ObjectName, plan: &ServicePlan) -> HashSet<(SetId, Key)> {
-        let mut released = HashSet::new();
-        let Some(old) = self.plans.get(name) else { return released };
-        let kept: HashSet<(Front, List)> = plan.ports.iter().flat_map(|port| port.slotted()).collect();
-        for port in &old.ports {
-            for (front, list) in port.slotted().into_iter().collect::<BTreeSet<_>>() {
-                if !kept.contains(&(front, list)) {
-                    let slots = port.list(list).all().iter().map(slots::target).collect();
-                    self.stale_slots.insert((list, front), slots);
-                }
-            }
-        }
-        let new = own(plan);
-        let kept: HashSet<(SetId, &Key)> = new.iter().map(|(set, key, _)| (*set, key)).collect();
-        let filtered: Vec<&Key> =
-            new.iter().filter(|(set, _, _)| *set == SetId::FirewallIps).map(|(_, key, _)| key).collect();
-        for (set, key, value) in own(old).into_iter().filter(|(set, _, _)| set.is_second_lookup()) {
-            // Sources of an address that is still filtered must go at once.
-            let still =
-                set == SetId::FirewallSources && filtered.iter().any(|front| key.start.starts_with(&front.start));
-            if !still && !kept.contains(&(set, &key)) {
-                if let Some(balancer) = elements::balancer(&value) {
-                    *self.balancers.entry(balancer).or_default() += 1;
-                }
-                released.insert((set, key.clone()));
-                self.stale_elements.insert((set, key), value);
-            }
-        }
-        released
-    }
-
-    /// Replaces the plan of a service.
-    fn install(&mut self, pass: &mut Pass, name: ObjectName, mut plan: ServicePlan, before: &Settings) {
-        let old = self.plans.remove(&name).unwrap_or_default();
-        let mut changes = ElementChanges::default();
-        self.place_slots(&old, &mut plan, &mut changes);
-        let mut old_own = own(&old);
-        if let Some(released) = pass.released.get(&name).filter(|released| !released.is_empty()) {
-            old_own.retain(|(set, key, _)| !released.contains(&(*set, key.clone())));
-        }
-        self.replace_own(old_own, own(&plan), &mut changes);
-        pass.batch.elements(changes, Some(&name));
-        self.replace_affinity(pass, &name, objects(&old, before), objects(&plan, &self.settings));
-
-        for id in plan.ports.iter().flat_map(elements::balancers) {
-            let (balancer, n) = id;
-            let count = self.balancers.entry(id).or_insert_with(|| {
-                let rules = balancer.rules(n, &self.settings);
-                pass.batch.chain(&balancer.chain(n), &Chain { rules, ..Chain::default() }, Some(&name));
-                if pass.served {
-                    pass.batch.prepare();
-                }
-                0
-            });
-            *count += 1;
-        }
-        for id in old.ports.iter().flat_map(elements::balancers) {
-            *self.balancers.get_mut(&id).expect("counted when the old plan was installed") -= 1;
-        }
-
-        let all_shared = |plan: &ServicePlan| plan.ports.iter().flat_map(Shared::of).collect::<HashSet<_>>();
-        let (old_shared, new_shared) = (all_shared(&old), all_shared(&plan));
-        for element in new_shared.difference(&old_shared) {
-            let first = self.shared.add(*element);
-            pass.shared.entry(*element).or_insert_with(|| (!first, name.clone()));
-        }
-        for element in old_shared.difference(&new_shared) {
-            pass.shared.entry(*element).or_insert_with(|| (true, name.clone()));
-            self.shared.remove(element);
-        }
-
-        if plan.has_surplus() {
-            self.surplus.insert(name.clone());
-        } else {
-            self.surplus.remove(&name);
-        }
-        if !plan.ports.is_empty() {
-            self.plans.insert(name, plan);
-        }
-    }
-
-    /// Assigns endpoints to slots, next to what the kernel holds for each frontend.
-    fn place_slots(&mut self, old: &ServicePlan, plan: &mut ServicePlan, changes: &mut ElementChanges) {
-        let mut held: HashMap<(List, Front), &Slots> = HashMap::new();
-        for port in &old.ports {
-            held.extend(port.slotted().into_iter().map(|(front, list)| ((list, front), port.list(list))));
-        }
-        for port in &mut plan.ports {
-            let mut lists: BTreeMap<List, BTreeSet<Front>> = BTreeMap::new();
-            for (front, list) in port.slotted() {
-                lists.entry(list).or_default().insert(front);
-            }
-            for (list, fronts) in lists {
-                let mut fronts_held: Vec<(Front, Box<[Target]>)> = Vec::with_capacity(fronts.len());
-                for front in fronts {
-                    let targets = match held.get(&(list, front)) {
-                        Some(slots) => slots.all().iter().map(slots::target).collect(),
-                        None => self.stale_slots.remove(&(list, front)).unwrap_or_default(),
-                    };
-                    fronts_held.push((front, targets));
-                }
-                let longest = fronts_held.iter().map(|(_, held)| held).max_by_key(|held| held.len());
-                let placed = Slots::place(longest.map_or(&[], |held| held), port.list(list).live());
-                for (front, held) in fronts_held {
-                    let set = SetId::slots(front, list);
-                    for (number, backend) in placed.all().iter().enumerate() {
-                        match held.get(number) {
-                            Some(held) if *held == slots::target(backend) => continue,
-                            Some(_) => changes.delete(set, elements::slot_key(front, number)),
-                            None => {}
-                        }
-                        changes.add(
-                            set,
-                            elements::slot_key(front, number),
-                            elements::slot_value(backend.address, backend.port),
-                        );
-                    }
-                }
-                *port.list_mut(list) = placed;
-            }
-        }
-    }
-
-    /// From the elements of an old plan, less what it released, to those of a new one.
-    fn replace_own(&mut self, mut old: Vec<Element>, new: Vec<Element>, changes: &mut ElementChanges) {
-        // What was released waits for `settle`, or comes back to whoever has the frontend now.
-        let mut back: Vec<(SetId, Key)> = Vec::new();
-        for (set, key, _) in &new {
-            match set {
-                SetId::FirewallIps => {
-                    // Ranges must not overlap, so all old ones of the address have to go if it is filtered again.
-                    let first = (SetId::FirewallSources, key.clone());
-                    let stale = self.stale_elements.range(first..).map(|(id, _)| id);
-                    let of_front =
-                        |id: &&(SetId, Key)| id.0 == SetId::FirewallSources && id.1.start.starts_with(&key.start);
-                    back.extend(stale.take_while(of_front).cloned());
-                }
-                set if set.is_second_lookup() => back.push((*set, key.clone())),
-                _ => {}
-            }
-        }
-        for id in back {
-            if let Some(value) = self.stale_elements.remove(&id) {
-                if let Some(count) = elements::balancer(&value).and_then(|balancer| self.balancers.get_mut(&balancer)) {
-                    *count -= 1;
-                }
-                old.push((id.0, id.1, value));
-            }
-        }
-        changes.replace(old, new);
-    }
-
-    /// From one set of affinity objects to another.
-    fn replace_affinity(&mut self, pass: &mut Pass, service: &ObjectName, old: Objects, new: Objects) {
-        for (name, set) in &new.sets {
-            if old.sets.get(name) != Some(set) {
-                // If it exists the kernel takes the new timeout (since 6.2) and size (since 6.5), and keeps the clients.
-                pass.batch.set(name, set, Some(service));
-            }
-        }
-        // No map leads to an endpoint's chain.
-        for (old, new, leads) in [(&old.endpoint_chains, &new.endpoint_chains, false), (&old.chains, &new.chains, true)]
-        {
-            for (name, chain) in new {
-                self.idle_chains.remove(name);
-                match old.get(name) {
-                    Some(before) if before == chain => {}
-                    Some(_) => pass.batch.rules(name, &chain.rules, Some(service)),
-                    None => {
-                        pass.batch.chain(name, chain, Some(service));
-                        if leads && pass.served {
-                            pass.batch.prepare();
-                        }
-                    }
-                }
-            }
-            for name in old.keys().filter(|name| !new.contains_key(*name)) {
-                pass.batch.flush(name, Some(service));
-                self.idle_chains.insert(name.clone());
-            }
-        }
-        for name in old.sets.keys().filter(|name| !new.sets.contains_key(*name)) {
-            pass.batch.delete_set(name, Some(service));
-        }
-    }
-
-    /// Whether [`Compiler::settle`] has something to do.
-    #[must_use]
-    pub fn unsettled(&self) -> bool {
-        !self.surplus.is_empty()
-            || !self.stale_slots.is_empty()
-            || !self.stale_elements.is_empty()
-            || !self.idle_chains.is_empty()
-            || self.balancers.values().any(|count| *count == 0)
-    }
-
-    /// Removes what the last updates left for packets in flight (surplus slots, unused chains). Call at least one second after the
-    /// transaction of the last update.
-    pub fn settle(&mut self) -> Update {
-        let mut batch = Batch::default();
-        for name in std::mem::take(&mut self.surplus) {
-            let Some(plan) = self.plans.get_mut(&name) else { continue };
-            let mut changes = ElementChanges::default();
-            for port in &mut plan.ports {
-                for (front, list) in port.slotted().into_iter().collect::<BTreeSet<_>>() {
-                    let slots = port.list(list);
-                    for number in slots.live().len()..slots.all().len() {
-                        changes.delete(SetId::slots(front, list), elements::slot_key(front, number));
-                    }
-                }
-                port.cluster.drop_surplus();
-                port.local.drop_surplus();
-            }
-            batch.elements(changes, Some(&name));
-        }
-        let mut changes = ElementChanges::default();
-        for ((list, front), slots) in std::mem::take(&mut self.stale_slots).into_iter().collect::<BTreeMap<_, _>>() {
-            for number in 0..slots.len() {
-                changes.delete(SetId::slots(front, list), elements::slot_key(front, number));
-            }
-        }
-        for ((set, key), value) in std::mem::take(&mut self.stale_elements) {
-            if let Some(count) = elements::balancer(&value).and_then(|balancer| self.balancers.get_mut(&balancer)) {
-                *count -= 1;
-            }
-            changes.delete(set, key);
-        }
-        batch.elements(changes, None);
-        self.balancers.retain(|(balancer, n), count| {
-            if *count == 0 {
-                batch.delete_chain(&balancer.chain(*n));
-            }
-            *count > 0
-        });
-        for name in std::mem::take(&mut self.idle_chains) {
-            batch.delete_chain(&name);
-        }
-        Update { steps: batch.into_steps().0, ..Update::default() }
-    }
-
     /// The Service for which the plan has this element, or this chain or set; `None` for the fixed part. Looks at all services: it
     /// is for naming what the kernel refused when it was told everything at once.
     #[must_use]
@@ -563,7 +213,9 @@ impl Compiler {
                     SetId::slots(front, list).name() == name
                         && (0..port.list(list).all().len()).any(|number| elements::slot_key(front, number) == *key)
                 };
+                let shared = |(set, shared): (SetId, Key)| set.name() == name && shared == *key;
                 elements::own(port).iter().any(|(set, own, _)| set.name() == name && own == key)
+                    || Shared::of(port).map(Shared::element).any(shared)
                     || port.slotted().into_iter().any(slot)
             })
         };
@@ -627,17 +279,6 @@ impl Compiler {
     }
 }
 
-/// What one call of `compile` collects.
-struct Pass {
-    batch: Batch,
-    /// Some of the services were in the plan before.
-    served: bool,
-    /// Elements that a service left to `stale_elements`.
-    released: HashMap<ObjectName, HashSet<(SetId, Key)>>,
-    /// Shared elements that were touched: whether the kernel holds them, and by which service.
-    shared: BTreeMap<Shared, (bool, ObjectName)>,
-}
-
 /// An element of a shared set.
 type Element = (SetId, Key, Value);
 
@@ -697,6 +338,9 @@ fn replace_base(batch: &mut Batch, old: &Ruleset, new: &Ruleset) {
         batch.delete_set(name, None);
     }
 }
+
+mod change;
+mod late;
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@ use crate::model::strategies::{self, delta, family, packet, settings, table};
 use crate::model::{
     Backend, Delta, IpFamily, Node, NodePortAddresses, Outcome, Protocol, Service, ServicePortName, lookup,
 };
-use crate::nft::diff::diff;
+use crate::nft::diff::{Difference, diff};
 use crate::nft::fake::FakeKernel;
 use crate::nft::object::Field;
 use crate::nft::trace::{Fate, trace, trace_across};
@@ -120,6 +120,17 @@ fn assert_same(held: &Ruleset, wanted: &Ruleset) {
         assert_eq!(held.elements.get(name), wanted.elements.get(name), "{name}");
     }
     assert_eq!(held, wanted);
+}
+
+/// As [`assert_same`], but comments of elements and sets may be older: `diff` does not compare them.
+fn assert_same_but_comments(held: &Ruleset, wanted: &Ruleset) {
+    let strip = |ruleset: &Ruleset| {
+        let mut ruleset = ruleset.clone();
+        ruleset.elements.values_mut().flat_map(BTreeMap::values_mut).for_each(|value| value.comment = None);
+        ruleset.sets.values_mut().for_each(|set| set.comment = None);
+        ruleset
+    };
+    assert_same(&strip(held), &strip(wanted));
 }
 
 /// The ruleset with the slots of every frontend in the order of their targets: the plan, whatever its history.
@@ -273,6 +284,26 @@ proptest! {
                 prop_assert!(reached.is_some_and(|to| to.is_subset(&(&old | &new))), "{:?} at {}: {:?}", packet, at, caught);
             }
         }
+    }
+
+    #[test]
+    fn the_difference_of_two_plans_turns_one_into_the_other(
+        (before, after, settings) in family().prop_flat_map(|family| {
+            let settings = (settings(family), settings(family));
+            (table(16), table(16), settings)
+        }),
+    ) {
+        let mut kernel = World::new(before, settings.0).kernel;
+        let mut compiler = Compiler::new(settings.1);
+        compiler.adopt(kernel.ruleset().unwrap());
+        compiler.update(&after, []);
+        let Difference { now, late } = diff(kernel.ruleset(), &compiler.ruleset());
+        for steps in [&now.steps, &late.steps, &compiler.settle().steps] {
+            kernel.commit(steps).unwrap_or_else(|refusal| panic!("{refusal}"));
+        }
+        let fresh = World::new(after, compiler.settings.clone());
+        let held = kernel.ruleset().unwrap().clone();
+        assert_same_but_comments(&without_order(held), &without_order(fresh.compiler.ruleset()));
     }
 
     #[test]

@@ -2,6 +2,10 @@
 
 use super::*;
 use crate::model::{Endpoint, EndpointSlice, LocalDetector, ServicePort, ServiceType, SlicePort, TrafficPolicy};
+use crate::nft::object::{Data, Verdict};
+use crate::nft::text;
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -125,8 +129,8 @@ fn six_services_have_the_elements_that_their_fields_ask_for() {
     let update = compiler.update(&table, []);
     assert_eq!(update.problems, vec![]);
     let ruleset = compiler.ruleset();
-    let sets = SetId::ALL.map(|id| format!("{}\n  {}", id.name(), show(&ruleset, id.name()).join("\n  ")));
-    insta::assert_snapshot!("six_services", sets.join("\n"));
+    insta::assert_snapshot!("six_services", text::ruleset(&ruleset));
+    nft_takes(&text::ruleset(&ruleset));
 
     let own: Vec<&str> = ruleset.chains.keys().map(|name| &**name).filter(|name| name.contains('/')).collect();
     let expected = [
@@ -136,6 +140,23 @@ fn six_services_have_the_elements_that_their_fields_ask_for() {
     ];
     assert_eq!(own, expected, "only a service with affinity has chains of its own");
     assert_eq!(ruleset.sets["affinity-GTK6MW7G-ns5/svc5/tcp/p80__10.180.0.3/80"].dynamic_timeout_ms, Some(10_800_000));
+}
+
+/// nft(8) of this machine parses the text and the kernel takes it, in a network namespace that goes with the command.
+fn nft_takes(text: &str) {
+    let nft = Command::new("unshare")
+        .args(["--net", "nft", "--file", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut nft) = nft else { return println!("SKIP no unshare here") };
+    nft.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = nft.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("failed to execute nft") || said.contains("unshare failed") {
+        return println!("SKIP {}", said.trim());
+    }
+    assert!(output.status.success(), "{said}");
 }
 
 #[test]
