@@ -65,6 +65,13 @@ const TABLE: &[Row] = &[
     Row { module: "nft::text", may: &["nft::object", "nft::expr", "nft::transaction"], not: PURE },
     Row { module: "nft::diff", may: &["nft::object", "nft::expr", "nft::transaction"], not: PURE },
     Row { module: "nft::transaction", may: &["nft::object", "nft::expr", "model::ObjectName"], not: PURE },
+    Row { module: "nft::fake", may: &["nft::object", "nft::expr", "nft::transaction", "nft::netlink"], not: PURE },
+    // Walks a packet through rules, so that compile's tests can compare with the oracle.
+    Row {
+        module: "nft::trace",
+        may: &["nft::object", "nft::expr", "nft::transaction", "model::Packet", "model::Outcome"],
+        not: PURE,
+    },
     Row {
         module: "nft::netlink",
         may: &["nft::object", "nft::expr", "nft::transaction", "model::ObjectName"],

@@ -26,7 +26,6 @@ const PURE: &[&str] = &[
     "proxy/src/takeover/mod.rs",
     "proxy/src/nft/object.rs",
     "proxy/src/nft/expr.rs",
-    "proxy/src/nft/foreign.rs",
     "proxy/src/nft/text.rs",
     "proxy/src/nft/diff.rs",
     "proxy/src/nft/transaction.rs",
