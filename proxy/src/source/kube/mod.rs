@@ -161,8 +161,8 @@ impl Hub {
                 self.add(deltas);
                 self.listed(kind, out);
             }
-            Payload::Reached => out.extend(self.outage.reached(kind).map(SourceEvent::Problem)),
-            Payload::Failed(failure) => out.extend(self.outage.failed(kind, failure).map(SourceEvent::Problem)),
+            Payload::Reached => out.extend(self.outage.reached(kind).into_iter().map(SourceEvent::Problem)),
+            Payload::Failed(failure) => out.extend(self.outage.failed(kind, failure).into_iter().map(SourceEvent::Problem)),
         }
     }
 

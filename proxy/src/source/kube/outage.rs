@@ -2,7 +2,7 @@
 
 use super::Watched;
 use crate::source::Problem;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Why a list or watch did not work.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,66 +13,94 @@ pub(crate) enum Failure {
     Refused(u16, String),
 }
 
+/// A refusal is told when it has been repeated so often. An API server that starts refuses all kinds of things for a moment:
+/// its own roles are not there yet.
+pub(crate) const PERSISTENT: u32 = 3;
+
 /// Which kinds fail, and what was told.
 #[derive(Default)]
 pub(crate) struct Outage {
-    failing: BTreeMap<Watched, Failure>,
+    unreachable: BTreeSet<Watched>,
+    unreachable_told: bool,
+    refused: BTreeMap<Watched, Refusal>,
+}
+
+struct Refusal {
+    code: u16,
+    count: u32,
+    told: bool,
 }
 
 impl Outage {
-    /// A kind failed; the message if it is news. That the server cannot be reached is told once for all kinds.
-    pub(crate) fn failed(&mut self, kind: Watched, failure: Failure) -> Option<Problem> {
-        let news = match &failure {
-            Failure::Unreachable(_) => !self.failing.values().any(is_unreachable),
-            Failure::Refused(code, _) => !matches!(self.failing.get(&kind), Some(Failure::Refused(before, _)) if before == code),
+    /// A kind failed; what is news. That the server cannot be reached is told once for all kinds.
+    pub(crate) fn failed(&mut self, kind: Watched, failure: Failure) -> Vec<Problem> {
+        let (code, why) = match &failure {
+            Failure::Unreachable(why) => {
+                self.unreachable.insert(kind);
+                let news = !std::mem::replace(&mut self.unreachable_told, true);
+                return news.then(|| unreachable(why)).into_iter().collect();
+            }
+            Failure::Refused(code, why) => (*code, why),
         };
-        let problem = news.then(|| message(kind, &failure));
-        self.failing.insert(kind, failure);
-        problem
+        // A refusal is an answer too.
+        let mut news: Vec<Problem> = self.answered(kind).into_iter().collect();
+        let refusal = self.refused.entry(kind).or_insert(Refusal { code, count: 0, told: false });
+        if refusal.code != code {
+            *refusal = Refusal { code, count: 0, told: false };
+        }
+        refusal.count += 1;
+        if refusal.count >= PERSISTENT && !refusal.told {
+            refusal.told = true;
+            news.push(refused(kind, code, why));
+        }
+        news
     }
 
-    /// A kind was answered; the message if that ends what was told.
-    pub(crate) fn reached(&mut self, kind: Watched) -> Option<Problem> {
-        let over = match self.failing.remove(&kind)? {
-            Failure::Unreachable(_) if self.failing.values().any(is_unreachable) => return None,
-            Failure::Unreachable(_) => "can be reached again".to_owned(),
-            Failure::Refused(..) => format!("answers for {} again", kind.plural()),
-        };
-        Some(problem(false, over))
+    /// A kind was answered as it should; what ends thereby of what was told.
+    pub(crate) fn reached(&mut self, kind: Watched) -> Vec<Problem> {
+        let mut news: Vec<Problem> = self.answered(kind).into_iter().collect();
+        if self.refused.remove(&kind).is_some_and(|refusal| refusal.told) {
+            news.push(problem(false, format!("answers for {} again", kind.plural())));
+        }
+        news
     }
-}
 
-fn is_unreachable(failure: &Failure) -> bool {
-    matches!(failure, Failure::Unreachable(_))
+    fn answered(&mut self, kind: Watched) -> Option<Problem> {
+        let was_last = self.unreachable.remove(&kind) && self.unreachable.is_empty();
+        let over = was_last && std::mem::take(&mut self.unreachable_told);
+        over.then(|| problem(false, "can be reached again".to_owned()))
+    }
 }
 
 fn problem(error: bool, message: String) -> Problem {
     Problem { error, location: "API server".to_owned(), field: String::new(), message }
 }
 
-fn message(kind: Watched, failure: &Failure) -> Problem {
+const STAYS: &str = "the last known state stays in force, and Tandem tries again";
+
+fn unreachable(why: &str) -> Problem {
+    problem(true, format!("cannot be reached ({why}); {STAYS}"))
+}
+
+fn refused(kind: Watched, code: u16, why: &str) -> Problem {
     let what = kind.plural();
-    let stays = "the last known state stays in force, and Tandem tries again";
-    match failure {
-        Failure::Unreachable(why) => problem(true, format!("cannot be reached ({why}); {stays}")),
-        Failure::Refused(404, _) if kind == Watched::ServiceCidrs => problem(
+    match code {
+        404 if kind == Watched::ServiceCidrs => problem(
             false,
             "has no networking.k8s.io/v1 ServiceCIDRs (they came with Kubernetes 1.33); traffic to cluster addresses that no Service has is \
              not dropped"
                 .to_owned(),
         ),
-        Failure::Refused(403, why) if kind == Watched::ServiceCidrs => problem(
+        403 if kind == Watched::ServiceCidrs => problem(
             false,
             format!(
                 "does not let Tandem list and watch ServiceCIDRs ({why}); traffic to cluster addresses that no Service has is not dropped. \
                  Give the right to list and watch servicecidrs in networking.k8s.io"
             ),
         ),
-        Failure::Refused(403, why) => {
-            problem(true, format!("does not let Tandem list and watch {what} ({why}); give that right in the ClusterRole; {stays}"))
-        }
-        Failure::Refused(401, why) => problem(true, format!("does not accept the credentials ({why}); {stays}")),
-        Failure::Refused(code, why) => problem(true, format!("refuses {what} with status {code} ({why}); {stays}")),
+        403 => problem(true, format!("does not let Tandem list and watch {what} ({why}); give that right in the ClusterRole; {STAYS}")),
+        401 => problem(true, format!("does not accept the credentials ({why}); {STAYS}")),
+        code => problem(true, format!("refuses {what} with status {code} ({why}); {STAYS}")),
     }
 }
 
@@ -80,41 +108,61 @@ fn message(kind: Watched, failure: &Failure) -> Problem {
 mod tests {
     use super::*;
 
-    fn unreachable() -> Failure {
+    fn down() -> Failure {
         Failure::Unreachable("connection refused".to_owned())
     }
 
-    fn refused(code: u16) -> Failure {
+    fn no(code: u16) -> Failure {
         Failure::Refused(code, "no".to_owned())
+    }
+
+    /// Refuses as often as needed; the one message.
+    fn persist(outage: &mut Outage, kind: Watched, code: u16) -> Problem {
+        for _ in 1..PERSISTENT {
+            assert_eq!(outage.failed(kind, no(code)), []);
+        }
+        let mut news = outage.failed(kind, no(code));
+        assert_eq!(news.len(), 1);
+        news.remove(0)
     }
 
     #[test]
     fn an_unreachable_server_is_told_once_for_all_kinds() {
         let mut outage = Outage::default();
-        assert!(outage.failed(Watched::Services, unreachable()).unwrap().message.contains("connection refused"));
-        assert_eq!(outage.failed(Watched::Slices, unreachable()), None);
-        assert_eq!(outage.failed(Watched::Services, unreachable()), None);
-        assert_eq!(outage.reached(Watched::Services), None);
-        let over = outage.reached(Watched::Slices).unwrap();
-        assert!(!over.error && over.message.contains("again"), "{over}");
-        assert_eq!(outage.reached(Watched::Slices), None);
-        assert!(outage.failed(Watched::Node, unreachable()).is_some());
+        assert!(outage.failed(Watched::Services, down())[0].message.contains("connection refused"));
+        assert_eq!(outage.failed(Watched::Slices, down()), []);
+        assert_eq!(outage.failed(Watched::Services, down()), []);
+        assert_eq!(outage.reached(Watched::Services), []);
+        let over = outage.reached(Watched::Slices);
+        assert!(over.len() == 1 && !over[0].error && over[0].message.contains("reached again"), "{over:?}");
+        assert_eq!(outage.reached(Watched::Slices), []);
+        assert_eq!(outage.failed(Watched::Node, down()).len(), 1);
     }
 
     #[test]
-    fn refusals_are_told_per_kind_and_status() {
+    fn refusals_that_last_are_told_per_kind_and_status() {
         let mut outage = Outage::default();
-        assert!(outage.failed(Watched::Services, refused(403)).unwrap().message.contains("ClusterRole"));
-        assert_eq!(outage.failed(Watched::Services, refused(403)), None);
-        assert!(outage.failed(Watched::Slices, refused(403)).is_some());
-        assert!(outage.failed(Watched::Services, refused(500)).is_some());
-        assert!(outage.reached(Watched::Services).unwrap().message.contains("Services again"));
+        assert!(persist(&mut outage, Watched::Services, 403).message.contains("ClusterRole"));
+        assert_eq!(outage.failed(Watched::Services, no(403)), []);
+        persist(&mut outage, Watched::Slices, 403);
+        persist(&mut outage, Watched::Services, 500);
+        assert!(outage.reached(Watched::Services)[0].message.contains("Services again"));
+    }
+
+    #[test]
+    fn refusals_while_the_server_starts_are_not_told() {
+        let mut outage = Outage::default();
+        assert_eq!(outage.failed(Watched::Services, down()).len(), 1);
+        let over = outage.failed(Watched::Services, no(403));
+        assert!(over.len() == 1 && over[0].message.contains("reached again"), "{over:?}");
+        assert_eq!(outage.failed(Watched::Services, no(403)), []);
+        assert_eq!(outage.reached(Watched::Services), []);
     }
 
     #[test]
     fn missing_service_cidrs_are_a_warning() {
         for code in [403, 404] {
-            let problem = Outage::default().failed(Watched::ServiceCidrs, refused(code)).unwrap();
+            let problem = persist(&mut Outage::default(), Watched::ServiceCidrs, code);
             assert!(!problem.error && problem.message.contains("not dropped"), "{problem}");
         }
     }

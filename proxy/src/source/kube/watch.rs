@@ -5,7 +5,7 @@
 
 use super::Watched;
 use super::lenient::Lenient;
-use super::outage::Failure;
+use super::outage::{Failure, PERSISTENT};
 use super::track::Key;
 use crate::model::Delta;
 use crate::source::{Problem, convert};
@@ -167,7 +167,7 @@ impl Task {
     {
         let mut stream = pin!(watcher(api, config.clone()));
         let mut backoff = DefaultBackoff::default();
-        let mut refusals_in_a_row = 0;
+        let (mut refusals_in_a_row, mut absences_in_a_row) = (0, 0);
         while let Some(item) = stream.next().await {
             let error = match item {
                 Ok(event) => {
@@ -180,7 +180,7 @@ impl Task {
                     };
                     if !matches!(payload, Payload::Init) {
                         backoff.reset();
-                        refusals_in_a_row = 0;
+                        (refusals_in_a_row, absences_in_a_row) = (0, 0);
                     }
                     if self.send(payload).await.is_err() {
                         return End::Closed;
@@ -207,7 +207,8 @@ impl Task {
                 }
                 *relisted = Some(Instant::now());
             }
-            if trouble.absent && self.kind == Watched::ServiceCidrs {
+            absences_in_a_row = if trouble.absent { absences_in_a_row + 1 } else { 0 };
+            if absences_in_a_row >= PERSISTENT && self.kind == Watched::ServiceCidrs {
                 delay = self.pace.absent_delay;
             }
             tokio::select! {
