@@ -285,75 +285,148 @@ impl Engine for TandemAgent {
     }
 }
 
-/// The real kube-proxy in nftables mode at a real API server.
-pub struct KubeProxy<'a> {
+/// Which program works at the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// The real kube-proxy in nftables mode.
+    KubeProxy,
+    /// `tandem --kubeconfig`
+    Tandem,
+}
+
+/// A proxy at a real API server.
+pub struct AtApiServer<'a> {
     api: &'a ApiServer,
+    program: Program,
     binaries: &'a Binaries,
     flags: Vec<String>,
     dir: tempfile::TempDir,
-    running: Option<(Process, Relay)>,
+    process: Option<Process>,
+    relay: Option<Relay>,
     applied: Objects,
     step: u32,
 }
 
-impl<'a> KubeProxy<'a> {
-    /// A kube-proxy that starts with the first state. The API server should hold no objects of others.
+impl<'a> AtApiServer<'a> {
+    /// A proxy that starts with the first state. The API server should hold no objects of others.
     ///
     /// # Errors
     /// No temporary directory.
-    pub fn new(api: &'a ApiServer, binaries: &'a Binaries, flags: &[String]) -> Result<Self> {
-        Ok(Self { api, binaries, flags: flags.to_vec(), dir: tempfile::tempdir()?, running: None, applied: Objects::default(), step: 0 })
+    pub fn new(program: Program, api: &'a ApiServer, binaries: &'a Binaries, flags: &[String]) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let (flags, applied) = (flags.to_vec(), Objects::default());
+        Ok(Self { api, program, binaries, flags, dir, process: None, relay: None, applied, step: 0 })
     }
 
-    /// The command line of a kube-proxy for the namespace of a test node.
-    #[must_use]
-    pub fn command(binaries: &Binaries, node: &Netns, kubeconfig: &Path, flags: &[String]) -> std::process::Command {
-        let mut command = node.command(&binaries.kube_proxy);
-        command.arg(format!("--kubeconfig={}", kubeconfig.display())).args([
-            "--proxy-mode=nftables",
-            &format!("--hostname-override={NODE_NAME}"),
-            // Only the initial network namespace may set these.
-            "--conntrack-max-per-core=0",
-            "--conntrack-min=0",
-            "--conntrack-tcp-timeout-established=0",
-            "--conntrack-tcp-timeout-close-wait=0",
-            "--iptables-min-sync-period=10ms",
-            "-v=2",
-        ]);
-        command.args(flags);
-        command
-    }
-}
-
-impl Engine for KubeProxy<'_> {
-    fn name(&self) -> &'static str {
-        "kube-proxy"
+    /// Makes the API server reachable from the node.
+    ///
+    /// # Errors
+    /// The port is taken.
+    pub fn connect(&mut self, node: &Netns) -> Result<()> {
+        if self.relay.is_none() {
+            self.relay = Some(self.api.reach_from(node)?);
+        }
+        Ok(())
     }
 
-    fn sync(&mut self, node: &Netns, objects: &Objects) -> Result<()> {
+    /// Cuts the node off the API server.
+    pub fn disconnect(&mut self) {
+        self.relay = None;
+    }
+
+    /// Starts the program (again).
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(&mut self, node: &Netns) -> Result<()> {
+        let kubeconfig = self.api.kubeconfig(User::Proxy)?;
+        let (name, mut command) = match self.program {
+            Program::KubeProxy => ("kube-proxy", node.command(&self.binaries.kube_proxy)),
+            Program::Tandem => ("tandem", node.command(tandem_binary()?)),
+        };
+        command.arg(format!("--kubeconfig={}", kubeconfig.display())).arg(format!("--hostname-override={NODE_NAME}"));
+        // By the name that kube-proxy has for it; Tandem takes it, too.
+        command.arg("--iptables-min-sync-period=10ms");
+        match self.program {
+            Program::KubeProxy => command.args([
+                "--proxy-mode=nftables",
+                // Only the initial network namespace may set these.
+                "--conntrack-max-per-core=0",
+                "--conntrack-min=0",
+                "--conntrack-tcp-timeout-established=0",
+                "--conntrack-tcp-timeout-close-wait=0",
+                "-v=2",
+            ]),
+            Program::Tandem => command.arg(format!("--run-dir={}", self.dir.path().join("run").display())),
+        };
+        command.args(&self.flags);
+        self.process = Some(Process::start(name, command, &self.dir.path().join("log"))?);
+        Ok(())
+    }
+
+    /// The running program.
+    pub fn process(&mut self) -> Option<&mut Process> {
+        self.process.as_mut()
+    }
+
+    /// Brings the API server to exactly `objects` and a sentinel; does not wait for the proxy.
+    ///
+    /// # Errors
+    /// The API server refuses an object.
+    pub fn apply(&mut self, objects: &Objects) -> Result<()> {
         self.step += 1;
-        let (sentinel, addresses) = sentinel(self.step);
         let mut all = objects.clone();
-        sentinel.into_iter().for_each(|o| all.put(o));
+        sentinel(self.step).0.into_iter().for_each(|o| all.put(o));
         // A ClusterIP is free again only when its old owner is gone.
         let gone: Vec<Key> = self.applied.keys().filter(|k| !all.keys().any(|n| n == *k)).cloned().collect();
         for (kind, namespace, name) in &gone {
             self.api.delete(kind, Some(namespace), name)?;
         }
-        let changed: Vec<Value> = {
-            let old: Vec<&Value> = self.applied.values().collect();
-            // The API server makes the ServiceCIDR of its flags itself.
-            all.values().filter(|o| !old.contains(o) && o["kind"] != "ServiceCIDR").cloned().collect()
-        };
-        self.api.apply(&changed)?;
-        self.applied = all;
-        if self.running.is_none() {
-            let relay = self.api.reach_from(node)?;
-            let command = Self::command(self.binaries, node, &self.api.kubeconfig(User::Proxy)?, &self.flags);
-            let process = Process::start("kube-proxy", command, &self.dir.path().join("kube-proxy.log"))?;
-            self.running = Some((process, relay));
+        let old: Vec<&Value> = self.applied.values().collect();
+        // The API server makes the ServiceCIDR of its flags itself.
+        let changed = all.values().filter(|o| !old.contains(o) && o["kind"] != "ServiceCIDR").cloned();
+        let (nodes, others): (Vec<Value>, Vec<Value>) = changed.partition(|o| o["kind"] == "Node");
+        if !nodes.is_empty() {
+            self.api.apply(&nodes)?;
+            if self.process.is_some() {
+                // Nodes have a watch of their own, which the sentinel says nothing about.
+                std::thread::sleep(Duration::from_millis(500));
+            }
         }
-        await_sentinel(node, "kube-proxy", &addresses, &mut self.running.as_mut().expect("started above").0)
+        self.api.apply(&others)?;
+        self.applied = all;
+        Ok(())
+    }
+
+    /// Waits until what [`AtApiServer::apply`] wrote last is in force.
+    ///
+    /// # Errors
+    /// It does not get there, or the program ended.
+    pub fn settled(&mut self, node: &Netns) -> Result<()> {
+        let process = self.process.as_mut().context("not started")?;
+        let table = match self.program {
+            Program::KubeProxy => "kube-proxy",
+            Program::Tandem => "tandem",
+        };
+        await_sentinel(node, table, &sentinel(self.step).1, process)
+    }
+}
+
+impl Engine for AtApiServer<'_> {
+    fn name(&self) -> &'static str {
+        match self.program {
+            Program::KubeProxy => "kube-proxy",
+            Program::Tandem => "tandem",
+        }
+    }
+
+    fn sync(&mut self, node: &Netns, objects: &Objects) -> Result<()> {
+        self.apply(objects)?;
+        self.connect(node)?;
+        if self.process.is_none() {
+            self.start(node)?;
+        }
+        self.settled(node)
     }
 
     fn sees_changes(&self) -> bool {
@@ -361,11 +434,12 @@ impl Engine for KubeProxy<'_> {
     }
 
     fn log_tail(&self) -> String {
-        self.running.as_ref().map(|(p, _)| p.log_tail()).unwrap_or_default()
+        self.process.as_ref().map(Process::log_tail).unwrap_or_default()
     }
 
     fn finish(&mut self, _node: &Netns) -> Result<()> {
-        self.running.take();
+        self.process.take();
+        self.relay.take();
         self.api.clear()
     }
 }

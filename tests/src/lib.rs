@@ -12,4 +12,5 @@ pub mod relay;
 pub mod runner;
 pub mod scenario;
 pub mod server;
+pub mod traffic;
 pub mod world;

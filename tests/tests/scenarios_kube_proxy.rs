@@ -5,7 +5,7 @@
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use proxy_tests::apiserver::ApiServer;
-use proxy_tests::engine::KubeProxy;
+use proxy_tests::engine::{AtApiServer, Program};
 use proxy_tests::envtest::{self, Binaries};
 use proxy_tests::{netns, runner, scenario};
 use std::sync::{Arc, Mutex};
@@ -48,7 +48,7 @@ fn run(scenario: &scenario::Scenario, config: usize, shared: &mut Option<(Binari
         *shared = Some((binaries, api));
     }
     let (binaries, api) = shared.as_ref().expect("filled above");
-    let mut engine = KubeProxy::new(api, binaries, &scenario.configs[config].1)?;
+    let mut engine = AtApiServer::new(Program::KubeProxy, api, binaries, &scenario.configs[config].1)?;
     let summary = runner::run(scenario, config, &mut engine)?;
     println!("{}: {} rows agree{}", scenario.name, summary.rows, skips(&summary.skipped));
     Ok(())
