@@ -58,7 +58,9 @@ impl ApiServer {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let config = kubeconfig_text(dir.path(), relay.address(), User::Admin)?;
         let client = runtime.block_on(async {
-            let config = kube::Config::from_custom_kubeconfig(Kubeconfig::from_yaml(&config)?, &KubeConfigOptions::default()).await?;
+            let config =
+                kube::Config::from_custom_kubeconfig(Kubeconfig::from_yaml(&config)?, &KubeConfigOptions::default())
+                    .await?;
             anyhow::Ok(Client::try_from(config)?)
         })?;
         let mut server = Self {
@@ -238,7 +240,11 @@ impl ApiServer {
         if self.namespaces.borrow_mut().insert(namespace.to_string()) {
             let all: Api<DynamicObject> = Api::all_with(self.client.clone(), &self::resource("Namespace")?);
             let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } });
-            self.runtime.block_on(all.patch(namespace, &PatchParams::apply("tandem-tests").force(), &Patch::Apply(&object)))?;
+            self.runtime.block_on(all.patch(
+                namespace,
+                &PatchParams::apply("tandem-tests").force(),
+                &Patch::Apply(&object),
+            ))?;
         }
         Ok(Api::namespaced_with(self.client.clone(), namespace, &resource))
     }
@@ -333,7 +339,8 @@ mod tests {
         });
         api.apply(std::slice::from_ref(&service)).unwrap();
         let services = |api: &ApiServer| {
-            let all: Api<DynamicObject> = Api::namespaced_with(api.client.clone(), "ns1", &resource("Service").unwrap());
+            let all: Api<DynamicObject> =
+                Api::namespaced_with(api.client.clone(), "ns1", &resource("Service").unwrap());
             api.runtime.block_on(all.list(&ListParams::default())).unwrap().items
         };
         assert_eq!(services(&api)[0].data.pointer("/status/loadBalancer/ingress/0/ip"), Some(&json!("1.2.3.4")));

@@ -151,7 +151,10 @@ impl Engine for TandemOnce {
     fn sync(&mut self, node: &Netns, objects: &Objects) -> Result<()> {
         write_manifests(self.dir.path(), objects)?;
         let mut command = node.command(tandem_binary()?);
-        command.args(["sync", "--once", "--manifests"]).arg(self.dir.path()).arg(format!("--hostname-override={NODE_NAME}"));
+        command
+            .args(["sync", "--once", "--manifests"])
+            .arg(self.dir.path())
+            .arg(format!("--hostname-override={NODE_NAME}"));
         command.arg(format!("--run-dir={}", self.dir.path().join(".run").display())).args(&self.flags);
         let output = command.output()?;
         self.last = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -194,12 +197,18 @@ fn sentinel(step: u32) -> (Vec<Value>, [(&'static str, String); 2]) {
             "endpoints": [{ "addresses": [address], "nodeName": REMOTE_NODE_NAME, "conditions": { "ready": true } }],
         })
     };
-    let objects = vec![slice("IPv4", format!("10.99.255.{step}")), slice("IPv6", format!("fd00:10:99::{step:x}")), service];
+    let objects =
+        vec![slice("IPv4", format!("10.99.255.{step}")), slice("IPv6", format!("fd00:10:99::{step:x}")), service];
     (objects, [("ip", v4), ("ip6", v6)])
 }
 
 /// Waits until the sentinel of `step` is in the map `service-ips` of both tables called `table`.
-fn await_sentinel(node: &Netns, table: &str, addresses: &[(&'static str, String); 2], process: &mut Process) -> Result<()> {
+fn await_sentinel(
+    node: &Netns,
+    table: &str,
+    addresses: &[(&'static str, String); 2],
+    process: &mut Process,
+) -> Result<()> {
     for (family, address) in addresses {
         let arrived = eventually(&format!("{address} in {family} {table}"), Duration::from_secs(20), || {
             if !process.running() {
@@ -231,6 +240,14 @@ impl TandemAgent {
     /// No temporary directory.
     pub fn new(flags: &[String]) -> Result<Self> {
         Ok(Self { flags: flags.to_vec(), dir: tempfile::tempdir()?, process: None, step: 0 })
+    }
+
+    /// Replaces the manifests without waiting for anything.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, objects: &Objects) -> Result<()> {
+        write_manifests(self.dir.path(), objects)
     }
 
     /// The process, to signal it.

@@ -29,32 +29,14 @@ pub struct Binaries {
 fn recipe() -> [(&'static str, &'static str, &'static str, String); 3] {
     let version = "k8s.io/component-base/version";
     let mut parts = KUBERNETES_VERSION.split('.');
-    let (major, minor) = (
-        parts.next().unwrap_or_default(),
-        parts.next().unwrap_or_default(),
-    );
+    let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     let kubernetes = format!(
         "-s -w -X {version}.gitVersion=v{KUBERNETES_VERSION} -X {version}.gitMajor={major} -X {version}.gitMinor={minor} -X {version}.gitTreeState=clean"
     );
     [
-        (
-            "etcd",
-            "go.etcd.io/etcd/server/v3",
-            "etcd",
-            "-s -w".to_string(),
-        ),
-        (
-            "kubernetes",
-            "k8s.io/kubernetes/cmd/kube-apiserver",
-            "kube-apiserver",
-            kubernetes.clone(),
-        ),
-        (
-            "kubernetes",
-            "k8s.io/kubernetes/cmd/kube-proxy",
-            "kube-proxy",
-            kubernetes,
-        ),
+        ("etcd", "go.etcd.io/etcd/server/v3", "etcd", "-s -w".to_string()),
+        ("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", "kube-apiserver", kubernetes.clone()),
+        ("kubernetes", "k8s.io/kubernetes/cmd/kube-proxy", "kube-proxy", kubernetes),
     ]
 }
 
@@ -75,15 +57,8 @@ pub fn cache_dir() -> Result<PathBuf> {
     for (_, _, _, flags) in recipe() {
         hash.update(flags);
     }
-    let digest: String = hash
-        .finalize()
-        .iter()
-        .take(6)
-        .map(|b| format!("{b:02x}"))
-        .collect();
-    Ok(base
-        .join("tandem")
-        .join(format!("envtest-{KUBERNETES_VERSION}-{digest}")))
+    let digest: String = hash.finalize().iter().take(6).map(|b| format!("{b:02x}")).collect();
+    Ok(base.join("tandem").join(format!("envtest-{KUBERNETES_VERSION}-{digest}")))
 }
 
 /// Why the binaries are not there and cannot be built; `None` = they can be had.
@@ -111,20 +86,12 @@ pub fn find() -> Result<Option<Binaries>> {
     }
     let place = |name: &str| {
         let candidates = assets.iter().chain(std::iter::once(&cache));
-        candidates
-            .map(|dir| dir.join(name))
-            .find(|path| path.is_file())
+        candidates.map(|dir| dir.join(name)).find(|path| path.is_file())
     };
-    Ok(
-        match (place("etcd"), place("kube-apiserver"), place("kube-proxy")) {
-            (Some(etcd), Some(kube_apiserver), Some(kube_proxy)) => Some(Binaries {
-                etcd,
-                kube_apiserver,
-                kube_proxy,
-            }),
-            _ => None,
-        },
-    )
+    Ok(match (place("etcd"), place("kube-apiserver"), place("kube-proxy")) {
+        (Some(etcd), Some(kube_apiserver), Some(kube_proxy)) => Some(Binaries { etcd, kube_apiserver, kube_proxy }),
+        _ => None,
+    })
 }
 
 /// Finds the binaries, or builds what is missing (several minutes the first time; progress goes to standard error).
@@ -150,15 +117,11 @@ fn go() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut dirs: Vec<PathBuf> = std::env::split_paths(&path).collect();
     dirs.push("/usr/local/go/bin".into());
-    dirs.into_iter()
-        .map(|dir| dir.join("go"))
-        .find(|go| go.is_file())
+    dirs.into_iter().map(|dir| dir.join("go")).find(|go| go.is_file())
 }
 
 fn build(cache: &Path) -> Result<()> {
-    let go = go().context(
-        "Go (https://go.dev/dl/) is needed to build kube-apiserver, kube-proxy and etcd",
-    )?;
+    let go = go().context("Go (https://go.dev/dl/) is needed to build kube-apiserver, kube-proxy and etcd")?;
     let modules = Path::new(env!("CARGO_MANIFEST_DIR")).join("envtest");
     for (module, package, binary, flags) in recipe() {
         let target = cache.join(binary);
@@ -167,11 +130,7 @@ fn build(cache: &Path) -> Result<()> {
         }
         eprintln!(
             "envtest: building {binary} {} (minutes, once)",
-            if module == "etcd" {
-                ""
-            } else {
-                KUBERNETES_VERSION
-            }
+            if module == "etcd" { "" } else { KUBERNETES_VERSION }
         );
         let start = std::time::Instant::now();
         let partial = cache.join(format!(".{binary}.partial"));
@@ -186,16 +145,10 @@ fn build(cache: &Path) -> Result<()> {
             .status()
             .with_context(|| go.display().to_string())?;
         if !status.success() {
-            bail!(
-                "go build {package} in {}: {status}",
-                modules.join(module).display()
-            );
+            bail!("go build {package} in {}: {status}", modules.join(module).display());
         }
         std::fs::rename(&partial, &target)?;
-        eprintln!(
-            "envtest: {binary} built in {:.0} s",
-            start.elapsed().as_secs_f64()
-        );
+        eprintln!("envtest: {binary} built in {:.0} s", start.elapsed().as_secs_f64());
     }
     Ok(())
 }

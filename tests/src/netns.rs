@@ -28,11 +28,7 @@ impl Netns {
     /// The `ip` tool is missing or refuses (not root).
     pub fn new(role: &str) -> Result<Self> {
         SWEEP.call_once(remove_leftovers);
-        let name = format!(
-            "td-{}-{}-{role}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
+        let name = format!("td-{}-{}-{role}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         run(Command::new("ip").args(["netns", "add", &name]))?;
         let ns = Self { name };
         ns.sysctl(&[
@@ -114,18 +110,10 @@ impl Netns {
             .stderr(Stdio::piped())
             .spawn()
             .context("ip (package iproute2)")?;
-        child
-            .stdin
-            .take()
-            .expect("stdin is piped above")
-            .write_all(format!("{script}\n").as_bytes())?;
+        child.stdin.take().expect("stdin is piped above").write_all(format!("{script}\n").as_bytes())?;
         let output = child.wait_with_output()?;
         if !output.status.success() {
-            bail!(
-                "ip in {}: {}\nscript:\n{script}",
-                self.name,
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
+            bail!("ip in {}: {}\nscript:\n{script}", self.name, String::from_utf8_lossy(&output.stderr).trim());
         }
         Ok(())
     }
@@ -137,8 +125,7 @@ impl Netns {
     pub fn sysctl(&self, settings: &[(&str, &str)]) -> Result<()> {
         self.run(|| {
             for (key, value) in settings {
-                std::fs::write(format!("/proc/sys/{key}"), value)
-                    .with_context(|| format!("sysctl {key}={value}"))?;
+                std::fs::write(format!("/proc/sys/{key}"), value).with_context(|| format!("sysctl {key}={value}"))?;
             }
             Ok(())
         })
@@ -181,8 +168,7 @@ impl Drop for Netns {
 /// If the namespace is gone or the process is not root.
 pub fn enter(path: &std::path::Path) {
     let file = File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    setns(&file, CloneFlags::CLONE_NEWNET)
-        .unwrap_or_else(|e| panic!("setns {}: {e}", path.display()));
+    setns(&file, CloneFlags::CLONE_NEWNET).unwrap_or_else(|e| panic!("setns {}: {e}", path.display()));
 }
 
 /// Why tests that need namespaces cannot run here; `None` = they can.
@@ -201,9 +187,7 @@ pub fn missing() -> Option<String> {
 
 fn find_tool(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin".into(), "/sbin".into()])
-        .any(|dir| dir.join(name).is_file())
+    std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).any(|dir| dir.join(name).is_file())
 }
 
 /// Runs a command to its end and returns its standard output.
@@ -211,16 +195,9 @@ fn find_tool(name: &str) -> bool {
 /// # Errors
 /// It cannot be started or exits with an error; the message has the command and its standard error.
 pub fn run(command: &mut Command) -> Result<String> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("{command:?}"))?;
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("{command:?}"))?;
     if !output.status.success() {
-        bail!(
-            "{command:?}: {}: {}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        bail!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -228,22 +205,13 @@ pub fn run(command: &mut Command) -> Result<String> {
 fn remove(name: &str) {
     // Only processes inside this very namespace, which nobody but this test uses.
     if let Ok(pids) = run(Command::new("ip").args(["netns", "pids", name])) {
-        for pid in pids
-            .split_whitespace()
-            .filter_map(|p| p.parse::<i32>().ok())
-        {
+        for pid in pids.split_whitespace().filter_map(|p| p.parse::<i32>().ok()) {
             if pid != i32::try_from(std::process::id()).unwrap_or(0) {
-                let _ = nix::sys::signal::kill(
-                    nix::unistd::Pid::from_raw(pid),
-                    nix::sys::signal::Signal::SIGKILL,
-                );
+                let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
             }
         }
     }
-    let _ = Command::new("ip")
-        .args(["netns", "del", name])
-        .stderr(Stdio::null())
-        .status();
+    let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
 }
 
 fn remove_leftovers() {
@@ -252,10 +220,7 @@ fn remove_leftovers() {
     };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let Some(pid) = name
-            .strip_prefix("td-")
-            .and_then(|rest| rest.split('-').next())
-        else {
+        let Some(pid) = name.strip_prefix("td-").and_then(|rest| rest.split('-').next()) else {
             continue;
         };
         if pid.parse::<u32>().is_ok() && !std::path::Path::new("/proc").join(pid).exists() {

@@ -9,11 +9,7 @@ pub fn crc32c(data: &[u8]) -> u32 {
     for byte in data {
         crc ^= u32::from(*byte);
         for _ in 0..8 {
-            crc = if crc & 1 == 1 {
-                (crc >> 1) ^ 0x82f6_3b78
-            } else {
-                crc >> 1
-            };
+            crc = if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
         }
     }
     !crc
@@ -85,8 +81,7 @@ pub fn parse_ipv6(p: &[u8]) -> Option<(u8, IpAddr, IpAddr, &[u8])> {
     if p.len() < 40 || p[0] >> 4 != 6 {
         return None;
     }
-    let address =
-        |at: usize| IpAddr::from(<[u8; 16]>::try_from(&p[at..at + 16]).expect("16 bytes"));
+    let address = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&p[at..at + 16]).expect("16 bytes"));
     Some((p[6], address(8), address(24), &p[40..]))
 }
 
@@ -128,15 +123,7 @@ mod tests {
     fn an_init_is_read_back() {
         let packet = sctp_init(1000, 53, 0xdead_beef);
         let init = parse_sctp_init(&packet).unwrap();
-        assert_eq!(
-            init,
-            SctpInit {
-                source_port: 1000,
-                destination_port: 53,
-                tag: 0xdead_beef,
-                checksum_ok: true
-            }
-        );
+        assert_eq!(init, SctpInit { source_port: 1000, destination_port: 53, tag: 0xdead_beef, checksum_ok: true });
     }
 
     #[test]

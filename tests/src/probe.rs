@@ -65,10 +65,7 @@ impl Seen {
     /// ICMP destination unreachable (port), the answer of nft's `reject`: type 3 code 3, ICMPv6 type 1 code 4.
     #[must_use]
     pub fn is_port_unreachable(&self) -> bool {
-        matches!(
-            self,
-            Seen::Unreachable { kind: 3, code: 3 } | Seen::Unreachable { kind: 1, code: 4 }
-        )
+        matches!(self, Seen::Unreachable { kind: 3, code: 3 } | Seen::Unreachable { kind: 1, code: 4 })
     }
 }
 
@@ -76,11 +73,7 @@ impl fmt::Display for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Seen::Answer(a) => write!(f, "answer of {} at {} to {}", a.server, a.local, a.peer),
-            Seen::OneWay(a) => write!(
-                f,
-                "arrived at {} ({}) from {}, no way back",
-                a.server, a.local, a.peer
-            ),
+            Seen::OneWay(a) => write!(f, "arrived at {} ({}) from {}, no way back", a.server, a.local, a.peer),
             s if s.is_port_unreachable() => f.write_str("rejected (port unreachable)"),
             Seen::Unreachable { kind, code } => write!(f, "ICMP error type {kind} code {code}"),
             Seen::Reset => f.write_str("TCP reset"),
@@ -94,34 +87,25 @@ static TOKEN: AtomicU32 = AtomicU32::new(1);
 
 fn token() -> u32 {
     // Unique over the processes that may share a namespace's servers, too.
-    TOKEN
-        .fetch_add(1, Ordering::Relaxed)
-        .wrapping_add(std::process::id() << 16)
+    TOKEN.fetch_add(1, Ordering::Relaxed).wrapping_add(std::process::id() << 16)
 }
 
 /// Makes one attempt from `source` in the calling thread's namespace. `port` is ignored for ICMP.
 #[must_use]
-pub fn once(
-    proto: Proto,
-    source: IpAddr,
-    destination: SocketAddr,
-    timeout: Duration,
-    arrivals: &Arrivals,
-) -> Seen {
+pub fn once(proto: Proto, source: IpAddr, destination: SocketAddr, timeout: Duration, arrivals: &Arrivals) -> Seen {
     let seen = match proto {
-        Proto::Tcp => Flow::tcp(source, destination, timeout)
-            .map_or_else(|seen| seen, |(_, answer)| Seen::Answer(answer)),
+        Proto::Tcp => {
+            Flow::tcp(source, destination, timeout).map_or_else(|seen| seen, |(_, answer)| Seen::Answer(answer))
+        }
         Proto::Udp => match udp_socket(source, destination) {
             Ok(socket) => udp_exchange(&socket, timeout, arrivals),
             Err(e) => Seen::Other(format!("UDP socket: {e}")),
         },
         Proto::Sctp => {
-            return sctp(source, destination, timeout, arrivals)
-                .unwrap_or_else(|e| Seen::Other(format!("SCTP: {e}")));
+            return sctp(source, destination, timeout, arrivals).unwrap_or_else(|e| Seen::Other(format!("SCTP: {e}")));
         }
         Proto::Icmp => {
-            return icmp(source, destination.ip(), timeout)
-                .unwrap_or_else(|e| Seen::Other(format!("ICMP: {e}")));
+            return icmp(source, destination.ip(), timeout).unwrap_or_else(|e| Seen::Other(format!("ICMP: {e}")));
         }
     };
     if let Seen::Other(text) = &seen {
@@ -144,18 +128,11 @@ impl Flow {
     ///
     /// # Errors
     /// What happened instead.
-    pub fn tcp(
-        source: IpAddr,
-        destination: SocketAddr,
-        timeout: Duration,
-    ) -> Result<(Self, Answer), Seen> {
+    pub fn tcp(source: IpAddr, destination: SocketAddr, timeout: Duration) -> Result<(Self, Answer), Seen> {
         let other = |e: std::io::Error| Seen::Other(e.to_string());
-        let socket =
-            Socket::new(Domain::for_address(destination), Type::STREAM, None).map_err(other)?;
+        let socket = Socket::new(Domain::for_address(destination), Type::STREAM, None).map_err(other)?;
         receive_errors(&socket, destination).map_err(other)?;
-        socket
-            .bind(&SockAddr::from(SocketAddr::new(source, 0)))
-            .map_err(other)?;
+        socket.bind(&SockAddr::from(SocketAddr::new(source, 0))).map_err(other)?;
         socket.set_nonblocking(true).map_err(other)?;
         let deadline = Instant::now() + timeout;
         let mut failed = match socket.connect(&SockAddr::from(destination)) {
@@ -192,8 +169,7 @@ impl Flow {
         socket.set_nonblocking(false).map_err(other)?;
         let stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(timeout)).map_err(other)?;
-        let answer = read_answer(&stream)
-            .map_err(|e| Seen::Other(format!("connected, but no greeting: {e}")))?;
+        let answer = read_answer(&stream).map_err(|e| Seen::Other(format!("connected, but no greeting: {e}")))?;
         Ok((Flow::Tcp(stream), answer))
     }
 
@@ -223,9 +199,7 @@ impl Flow {
                 let _ = stream.set_read_timeout(Some(timeout));
                 match writeln!(writer, "again").and_then(|()| read_answer(stream)) {
                     Ok(answer) => Seen::Answer(answer),
-                    Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                        Seen::Nothing
-                    }
+                    Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Seen::Nothing,
                     Err(e) if e.kind() == ErrorKind::ConnectionReset => Seen::Reset,
                     Err(e) => Seen::Other(e.to_string()),
                 }
@@ -268,10 +242,7 @@ fn udp_exchange(socket: &Socket, timeout: Duration, arrivals: &Arrivals) -> Seen
         match reader.read(&mut buffer) {
             Ok(n) => {
                 let text = String::from_utf8_lossy(&buffer[..n]).into_owned();
-                if let Some(answer) = text
-                    .strip_prefix(&format!("{token} "))
-                    .and_then(Answer::parse)
-                {
+                if let Some(answer) = text.strip_prefix(&format!("{token} ")).and_then(Answer::parse) {
                     return Seen::Answer(answer);
                 }
                 continue; // a late answer to an earlier datagram of this flow
@@ -309,25 +280,15 @@ fn queued_error(socket: &Socket, destination: SocketAddr) -> Option<Seen> {
     let mut space = vec![0u8; 256];
     let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
     let error = if destination.is_ipv4() {
-        let message = recvmsg::<nix::sys::socket::SockaddrIn>(
-            socket.as_raw_fd(),
-            &mut iov,
-            Some(&mut space),
-            flags,
-        )
-        .ok()?;
+        let message =
+            recvmsg::<nix::sys::socket::SockaddrIn>(socket.as_raw_fd(), &mut iov, Some(&mut space), flags).ok()?;
         message.cmsgs().ok()?.find_map(|c| match c {
             ControlMessageOwned::Ipv4RecvErr(error, _) => Some(error),
             _ => None,
         })
     } else {
-        let message = recvmsg::<nix::sys::socket::SockaddrIn6>(
-            socket.as_raw_fd(),
-            &mut iov,
-            Some(&mut space),
-            flags,
-        )
-        .ok()?;
+        let message =
+            recvmsg::<nix::sys::socket::SockaddrIn6>(socket.as_raw_fd(), &mut iov, Some(&mut space), flags).ok()?;
         message.cmsgs().ok()?.find_map(|c| match c {
             ControlMessageOwned::Ipv6RecvErr(error, _) => Some(error),
             _ => None,
@@ -335,26 +296,19 @@ fn queued_error(socket: &Socket, destination: SocketAddr) -> Option<Seen> {
     }?;
     // SO_EE_ORIGIN_ICMP = 2, SO_EE_ORIGIN_ICMP6 = 3 (linux/errqueue.h)
     if matches!(error.ee_origin, 2 | 3) {
-        return Some(Seen::Unreachable {
-            kind: error.ee_type,
-            code: error.ee_code,
-        });
+        return Some(Seen::Unreachable { kind: error.ee_type, code: error.ee_code });
     }
     Some(Seen::Other(format!("local error {}", error.ee_errno)))
 }
 
 fn wait(socket: &Socket, flags: PollFlags, left: Duration) {
-    let timeout =
-        PollTimeout::try_from(left.min(Duration::from_millis(200))).unwrap_or(PollTimeout::ZERO);
+    let timeout = PollTimeout::try_from(left.min(Duration::from_millis(200))).unwrap_or(PollTimeout::ZERO);
     let _ = poll(&mut [PollFd::new(socket.as_fd(), flags)], timeout);
 }
 
 fn icmp_socket(source: IpAddr) -> std::io::Result<Socket> {
-    let (domain, protocol) = if source.is_ipv4() {
-        (Domain::IPV4, SockProtocol::ICMPV4)
-    } else {
-        (Domain::IPV6, SockProtocol::ICMPV6)
-    };
+    let (domain, protocol) =
+        if source.is_ipv4() { (Domain::IPV4, SockProtocol::ICMPV4) } else { (Domain::IPV6, SockProtocol::ICMPV6) };
     let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
     socket.bind(&SockAddr::from(SocketAddr::new(source, 0)))?;
     socket.set_nonblocking(true)?;
@@ -366,30 +320,18 @@ fn read_icmp(socket: &Socket, v4: bool) -> Option<Vec<u8>> {
     let mut buffer = [0u8; 1500];
     let mut reader = socket;
     let n = reader.read(&mut buffer).ok()?;
-    let message = if v4 {
-        parse_ipv4(&buffer[..n])?.3
-    } else {
-        &buffer[..n]
-    };
+    let message = if v4 { parse_ipv4(&buffer[..n])?.3 } else { &buffer[..n] };
     (message.len() >= 8).then(|| message.to_vec())
 }
 
 /// The transport protocol and payload of the packet that an ICMP error quotes, with the error's type and code.
 fn quoted(message: &[u8], v4: bool) -> Option<(u8, u8, u8, &[u8])> {
     let (kind, code) = (message[0], message[1]);
-    let is_error = if v4 {
-        matches!(kind, 3 | 11 | 12)
-    } else {
-        kind < 128
-    };
+    let is_error = if v4 { matches!(kind, 3 | 11 | 12) } else { kind < 128 };
     if !is_error {
         return None;
     }
-    let (protocol, _, _, payload) = if v4 {
-        parse_ipv4(&message[8..])
-    } else {
-        parse_ipv6(&message[8..])
-    }?;
+    let (protocol, _, _, payload) = if v4 { parse_ipv4(&message[8..]) } else { parse_ipv6(&message[8..]) }?;
     Some((kind, code, protocol, payload))
 }
 
@@ -407,11 +349,7 @@ fn icmp(source: IpAddr, destination: IpAddr, timeout: Duration) -> std::io::Resu
         while let Some(message) = read_icmp(&socket, v4) {
             if message[0] == reply && message[4..8] == request[4..8] {
                 let local = SocketAddr::new(destination, 0);
-                return Ok(Seen::Answer(Answer {
-                    server: "echo".into(),
-                    local,
-                    peer: SocketAddr::new(source, 0),
-                }));
+                return Ok(Seen::Answer(Answer { server: "echo".into(), local, peer: SocketAddr::new(source, 0) }));
             }
             if let Some((kind, code, _, inner)) = quoted(&message, v4)
                 && inner.len() >= 8
@@ -429,12 +367,7 @@ fn icmp(source: IpAddr, destination: IpAddr, timeout: Duration) -> std::io::Resu
     }
 }
 
-fn sctp(
-    source: IpAddr,
-    destination: SocketAddr,
-    timeout: Duration,
-    arrivals: &Arrivals,
-) -> std::io::Result<Seen> {
+fn sctp(source: IpAddr, destination: SocketAddr, timeout: Duration, arrivals: &Arrivals) -> std::io::Result<Seen> {
     let v4 = destination.is_ipv4();
     let errors = icmp_socket(source)?;
     let domain = if v4 { Domain::IPV4 } else { Domain::IPV6 };
@@ -463,10 +396,6 @@ fn sctp(
         if left.is_zero() {
             return Ok(Seen::Nothing);
         }
-        wait(
-            &errors,
-            PollFlags::POLLIN,
-            left.min(Duration::from_millis(2)),
-        );
+        wait(&errors, PollFlags::POLLIN, left.min(Duration::from_millis(2)));
     }
 }

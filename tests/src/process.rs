@@ -22,23 +22,10 @@ impl Process {
     /// # Errors
     /// It cannot be started.
     pub fn start(name: &str, mut command: Command, log: &Path) -> Result<Self> {
-        let file = File::options()
-            .create(true)
-            .append(true)
-            .open(log)
-            .with_context(|| log.display().to_string())?;
-        command
-            .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file);
-        let child = command
-            .spawn()
-            .with_context(|| format!("{name}: {command:?}"))?;
-        Ok(Self {
-            child,
-            log: log.to_path_buf(),
-            name: name.to_string(),
-        })
+        let file = File::options().create(true).append(true).open(log).with_context(|| log.display().to_string())?;
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let child = command.spawn().with_context(|| format!("{name}: {command:?}"))?;
+        Ok(Self { child, log: log.to_path_buf(), name: name.to_string() })
     }
 
     /// Process id. `ip netns exec` replaces itself, so this is the program's own.
@@ -68,11 +55,7 @@ impl Process {
                 return Ok(status);
             }
             if Instant::now() >= deadline {
-                bail!(
-                    "{} (pid {}) still runs after {timeout:?}",
-                    self.name,
-                    self.pid()
-                );
+                bail!("{} (pid {}) still runs after {timeout:?}", self.name, self.pid());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -95,9 +78,7 @@ impl Process {
     /// All that it has written so far.
     #[must_use]
     pub fn log(&self) -> String {
-        std::fs::read(&self.log)
-            .map(|b| String::from_utf8_lossy(&b).into_owned())
-            .unwrap_or_default()
+        std::fs::read(&self.log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
     }
 
     /// The last lines of its output, for a failure message.
@@ -124,11 +105,7 @@ impl Drop for Process {
 ///
 /// # Errors
 /// Nothing within `timeout`; the message names `what`.
-pub fn eventually<T>(
-    what: &str,
-    timeout: Duration,
-    mut check: impl FnMut() -> Option<T>,
-) -> Result<T> {
+pub fn eventually<T>(what: &str, timeout: Duration, mut check: impl FnMut() -> Option<T>) -> Result<T> {
     let deadline = Instant::now() + timeout;
     loop {
         if let Some(value) = check() {

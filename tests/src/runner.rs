@@ -51,8 +51,7 @@ pub fn run(scenario: &Scenario, config: usize, engine: &mut dyn Engine) -> Resul
 }
 
 fn run_in(scenario: &Scenario, config: usize, world: &World, engine: &mut dyn Engine) -> Result<Summary> {
-    let mut run =
-        Run { config, world, names: BTreeMap::new(), flows: HashMap::new(), failures: Vec::new(), rows: 0 };
+    let mut run = Run { config, world, names: BTreeMap::new(), flows: HashMap::new(), failures: Vec::new(), rows: 0 };
     let mut objects = Objects::default();
     scenario.common_objects().into_iter().for_each(|o| objects.put(o));
     let mut pending = true;
@@ -84,7 +83,11 @@ fn run_in(scenario: &Scenario, config: usize, world: &World, engine: &mut dyn En
                 pending = true;
             }
             Some(Step::Terminate(name)) => {
-                run.change_endpoint(name, &mut objects, Some(json!({ "ready": false, "serving": true, "terminating": true })))?;
+                run.change_endpoint(
+                    name,
+                    &mut objects,
+                    Some(json!({ "ready": false, "serving": true, "terminating": true })),
+                )?;
                 pending = true;
             }
             Some(Step::Flows(rows)) if engine.sees_changes() => {
@@ -111,11 +114,19 @@ fn run_in(scenario: &Scenario, config: usize, world: &World, engine: &mut dyn En
     if !run.failures.is_empty() {
         let config = &scenario.configs[config].0;
         let rules = world.node.output(&["nft", "list", "ruleset"]).unwrap_or_default();
-        let dump = std::env::temp_dir().join(format!("tandem-scenario-{}-{config}-{}.nft", scenario.name, engine.name()));
+        let dump =
+            std::env::temp_dir().join(format!("tandem-scenario-{}-{config}-{}.nft", scenario.name, engine.name()));
         let kept = std::fs::write(&dump, rules).is_ok();
         let note = if kept { format!("ruleset at the end: {}\n", dump.display()) } else { String::new() };
-        bail!("{} of {} rows of {} ({config}) differ with {}:\n  {}\n{note}{}", run.failures.len(), run.rows, scenario.name,
-            engine.name(), run.failures.join("\n  "), engine.log_tail());
+        bail!(
+            "{} of {} rows of {} ({config}) differ with {}:\n  {}\n{note}{}",
+            run.failures.len(),
+            run.rows,
+            scenario.name,
+            engine.name(),
+            run.failures.join("\n  "),
+            engine.log_tail()
+        );
     }
     Ok(Summary { rows: run.rows, skipped })
 }
@@ -126,14 +137,24 @@ impl Run<'_> {
         let expect = &row.expect[self.config];
         let result = match &row.action {
             Action::Again(name) => self.again(name, expect),
-            Action::Send { open, from, proto, to } => self.send(open.as_deref(), &from.party, from.address, *proto, *to, expect),
+            Action::Send { open, from, proto, to } => {
+                self.send(open.as_deref(), &from.party, from.address, *proto, *to, expect)
+            }
         };
         if let Err(e) = result {
             self.failures.push(format!("{}: {e:#}", row.id));
         }
     }
 
-    fn send(&mut self, open: Option<&str>, party: &str, source: IpAddr, proto: Proto, to: SocketAddr, expect: &Expect) -> Result<()> {
+    fn send(
+        &mut self,
+        open: Option<&str>,
+        party: &str,
+        source: IpAddr,
+        proto: Proto,
+        to: SocketAddr,
+        expect: &Expect,
+    ) -> Result<()> {
         let ns = self.world.netns(party).with_context(|| format!("nobody is called {party}"))?;
         let arrivals = &self.world.arrivals;
         if let Some(name) = open {
@@ -225,7 +246,11 @@ impl Run<'_> {
         if target.masquerade {
             let addresses = self.world.spec.masquerade_addresses(answer.local.ip());
             let addresses = addresses.with_context(|| format!("M cannot be seen at {}", answer.local))?;
-            ensure!(addresses.contains(&peer), "{} saw the source {peer}, which is no masqueraded one {addresses:?}", answer.local);
+            ensure!(
+                addresses.contains(&peer),
+                "{} saw the source {peer}, which is no masqueraded one {addresses:?}",
+                answer.local
+            );
             ensure!(peer != source, "{} saw {source} itself: M cannot be told", answer.local);
         } else {
             ensure!(peer == source, "{} saw the source {peer} instead of {source}", answer.local);
@@ -234,7 +259,8 @@ impl Run<'_> {
     }
 
     fn change_endpoint(&self, name: &str, objects: &mut Objects, conditions: Option<Value>) -> Result<()> {
-        let address = self.names.get(name).with_context(|| format!("no endpoint called {name} was seen"))?.ip().to_string();
+        let address =
+            self.names.get(name).with_context(|| format!("no endpoint called {name} was seen"))?.ip().to_string();
         let mut found = false;
         for slice in objects.slices_mut() {
             let Some(endpoints) = slice["endpoints"].as_array_mut() else { continue };
@@ -257,14 +283,16 @@ impl Run<'_> {
         let present = |row: &FlowRow| flow_exists(self.world, row);
         for row in rows.iter().filter(|r| !r.kept) {
             if eventually("deleted", PATIENCE, || (!present(row)).then_some(())).is_err() {
-                self.failures.push(format!("{}: {} {} -> {} is still there", row.id, row.proto, row.source, row.destination));
+                self.failures
+                    .push(format!("{}: {} {} -> {} is still there", row.id, row.proto, row.source, row.destination));
             }
         }
         // Time for a deletion that must not come.
         std::thread::sleep(Duration::from_millis(300));
         for row in rows.iter().filter(|r| r.kept) {
             if !present(row) {
-                self.failures.push(format!("{}: {} {} -> {} was deleted", row.id, row.proto, row.source, row.destination));
+                self.failures
+                    .push(format!("{}: {} {} -> {} was deleted", row.id, row.proto, row.source, row.destination));
             }
         }
     }
@@ -306,5 +334,9 @@ fn flow_exists(world: &World, row: &FlowRow) -> bool {
 /// The scenario's name of a configuration, for test names.
 #[must_use]
 pub fn test_name(scenario: &Scenario, config: usize) -> String {
-    if scenario.configs.len() == 1 { scenario.name.clone() } else { format!("{}::{}", scenario.name, scenario.configs[config].0) }
+    if scenario.configs.len() == 1 {
+        scenario.name.clone()
+    } else {
+        format!("{}::{}", scenario.name, scenario.configs[config].0)
+    }
 }

@@ -249,14 +249,16 @@ pub fn parse(name: &str, text: &str) -> Result<Scenario> {
                 scenario.configs.push((argument.unwrap_or("base").to_string(), flags(&extra)?));
             }
             "apply" => {
-                let objects: Vec<Value> =
-                    serde_saphyr::from_multiple(body).with_context(|| format!("YAML in the section at line {first}"))?;
+                let objects: Vec<Value> = serde_saphyr::from_multiple(body)
+                    .with_context(|| format!("YAML in the section at line {first}"))?;
                 scenario.steps.push(Step::Apply(objects.into_iter().filter(|o| !o.is_null()).collect()));
             }
             "delete" => {
                 for (line, text) in lines(*first, body) {
-                    let (kind, name) = text.split_once(' ').with_context(|| format!("line {line}: Kind namespace/name"))?;
-                    let (namespace, name) = name.split_once('/').with_context(|| format!("line {line}: namespace/name"))?;
+                    let (kind, name) =
+                        text.split_once(' ').with_context(|| format!("line {line}: Kind namespace/name"))?;
+                    let (namespace, name) =
+                        name.split_once('/').with_context(|| format!("line {line}: namespace/name"))?;
                     scenario.steps.push(Step::Delete(kind.into(), namespace.into(), name.into()));
                 }
             }
@@ -390,7 +392,9 @@ fn row(line: &str, columns: &[String], scenario: &Scenario, lets: &Lets) -> Resu
     ensure!(cells.len() == 2 + columns.len(), "{} outcomes for the columns {columns:?}", cells.len() - 2);
     let mut id = cells[0].split_whitespace();
     let name = id.next().context("no id")?.to_string();
-    let not = id.map(|w| w.strip_prefix('!').map(String::from).with_context(|| format!("{w:?} after the id"))).collect::<Result<_>>()?;
+    let not = id
+        .map(|w| w.strip_prefix('!').map(String::from).with_context(|| format!("{w:?} after the id")))
+        .collect::<Result<_>>()?;
     let mut expect = Vec::new();
     for (config, _) in &scenario.configs {
         // One column serves all configurations.
@@ -445,7 +449,9 @@ fn outcome(cell: &str, lets: &Lets) -> Result<Expect> {
         "sticky" => {
             let (name, list) = rest.split_once(' ').context("sticky NAME {…}")?;
             let (not, list) = match list.strip_prefix("not ") {
-                Some(rest) => rest.split_once(' ').map(|(not, list)| (Some(not.to_string()), list)).context("not NAME {…}")?,
+                Some(rest) => {
+                    rest.split_once(' ').map(|(not, list)| (Some(not.to_string()), list)).context("not NAME {…}")?
+                }
                 None => (None, list),
             };
             Expect::Sticky { name: name.to_string(), not, targets: targets(list, lets)? }
@@ -491,8 +497,11 @@ impl Scenario {
     pub fn common_objects(&self) -> Vec<Value> {
         let ips: Vec<IpAddr> = self.world.node_addresses();
         let first = |v4: bool| ips.iter().find(|ip| ip.is_ipv4() == v4);
-        let addresses: Vec<Value> =
-            [first(true), first(false)].into_iter().flatten().map(|ip| json!({ "type": "InternalIP", "address": ip })).collect();
+        let addresses: Vec<Value> = [first(true), first(false)]
+            .into_iter()
+            .flatten()
+            .map(|ip| json!({ "type": "InternalIP", "address": ip }))
+            .collect();
         let mut all = vec![json!({
             "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE_NAME }, "status": { "addresses": addresses },
         })];
@@ -564,12 +573,23 @@ U1 | udp 203.0.113.2:1000 -> 1.2.3.4:8000 | 10.240.0.4:9090 | kept
         assert_eq!(s.world.interface("e1").as_deref(), Some("eth1"));
         assert_eq!(s.configs[1].1, ["--nodeport-addresses=192.168.0.2/32,2001:db8::1/128"]);
         assert_eq!(s.not["kube-proxy"], "because");
-        let [Step::Apply(objects), Step::Probes(rows), Step::Delete(..), Step::Flows(flows)] = &s.steps[..] else { panic!("{:?}", s.steps) };
+        let [Step::Apply(objects), Step::Probes(rows), Step::Delete(..), Step::Flows(flows)] = &s.steps[..] else {
+            panic!("{:?}", s.steps)
+        };
         assert_eq!(objects.len(), 2);
         let target = |a: &str, masquerade| Target { address: a.parse().unwrap(), masquerade };
-        assert_eq!(rows[0].expect[0], Expect::Forward([target("10.180.0.1:80", false), target("10.180.2.1:80", false)].into()));
-        assert_eq!(rows[0].expect[1], Expect::Forward([target("10.180.0.1:80", true), target("10.180.2.1:80", true)].into()));
-        assert_eq!(rows[1].expect[1], Expect::Forward([target("10.180.0.1:80", true), target("10.180.2.1:80", false)].into()));
+        assert_eq!(
+            rows[0].expect[0],
+            Expect::Forward([target("10.180.0.1:80", false), target("10.180.2.1:80", false)].into())
+        );
+        assert_eq!(
+            rows[0].expect[1],
+            Expect::Forward([target("10.180.0.1:80", true), target("10.180.2.1:80", true)].into())
+        );
+        assert_eq!(
+            rows[1].expect[1],
+            Expect::Forward([target("10.180.0.1:80", true), target("10.180.2.1:80", false)].into())
+        );
         assert!(rows[1].not.contains("oracle"));
         let Action::Send { from, proto, to, .. } = &rows[2].action else { panic!() };
         assert_eq!((from.address.to_string().as_str(), *proto, to.port()), ("1.2.3.4", Proto::Icmp, 0));

@@ -9,8 +9,7 @@ use crate::packet::{parse_ipv4, parse_sctp_init};
 use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn6, recvmsg, sendmsg, setsockopt,
-    sockopt,
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn6, recvmsg, sendmsg, setsockopt, sockopt,
 };
 use socket2::{Domain, Protocol as SockProtocol, SockAddr, Socket, Type};
 use std::collections::{BTreeSet, HashMap};
@@ -65,18 +64,11 @@ impl Arrivals {
     /// Where the packet with `token` arrived, if it did.
     #[must_use]
     pub fn get(&self, token: &str) -> Option<Answer> {
-        self.0
-            .lock()
-            .expect("no thread panics with the lock")
-            .get(token)
-            .cloned()
+        self.0.lock().expect("no thread panics with the lock").get(token).cloned()
     }
 
     fn put(&self, token: String, answer: Answer) {
-        self.0
-            .lock()
-            .expect("no thread panics with the lock")
-            .insert(token, answer);
+        self.0.lock().expect("no thread panics with the lock").insert(token, answer);
     }
 }
 
@@ -93,42 +85,27 @@ impl Server {
     ///
     /// # Errors
     /// A socket cannot be made or bound.
-    pub fn start(
-        path: &Path,
-        name: &str,
-        ports: &BTreeSet<u16>,
-        arrivals: &Arrivals,
-    ) -> Result<Self> {
+    pub fn start(path: &Path, name: &str, ports: &BTreeSet<u16>, arrivals: &Arrivals) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let (path, name, arrivals, ports) = (
-            path.to_path_buf(),
-            name.to_string(),
-            arrivals.clone(),
-            ports.clone(),
-        );
+        let (path, name, arrivals, ports) = (path.to_path_buf(), name.to_string(), arrivals.clone(), ports.clone());
         let (ready, wait) = std::sync::mpsc::channel();
         let thread = {
             let stop = stop.clone();
-            std::thread::Builder::new()
-                .name(format!("server-{name}"))
-                .spawn(move || {
-                    netns::enter(&path);
-                    match Sockets::open(&ports) {
-                        Ok(sockets) => {
-                            let _ = ready.send(Ok(()));
-                            sockets.serve(&name, &arrivals, &stop);
-                        }
-                        Err(error) => {
-                            let _ = ready.send(Err(error));
-                        }
+            std::thread::Builder::new().name(format!("server-{name}")).spawn(move || {
+                netns::enter(&path);
+                match Sockets::open(&ports) {
+                    Ok(sockets) => {
+                        let _ = ready.send(Ok(()));
+                        sockets.serve(&name, &arrivals, &stop);
                     }
-                })?
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                    }
+                }
+            })?
         };
         wait.recv().context("server thread ended")??;
-        Ok(Self {
-            stop,
-            thread: Some(thread),
-        })
+        Ok(Self { stop, thread: Some(thread) })
     }
 }
 
@@ -157,9 +134,7 @@ impl Sockets {
             let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
             socket.set_only_v6(false)?;
             socket.set_reuse_address(true)?;
-            socket
-                .bind(&any)
-                .with_context(|| format!("TCP port {port}"))?;
+            socket.bind(&any).with_context(|| format!("TCP port {port}"))?;
             socket.listen(1024)?;
             socket.set_nonblocking(true)?;
             tcp.push(socket.into());
@@ -169,9 +144,7 @@ impl Sockets {
             setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
             // Answers from addresses that only a route makes local (the sink's).
             socket.set_freebind_v6(true)?;
-            socket
-                .bind(&any)
-                .with_context(|| format!("UDP port {port}"))?;
+            socket.bind(&any).with_context(|| format!("UDP port {port}"))?;
             socket.set_nonblocking(true)?;
             udp.push((port, socket));
         }
@@ -182,27 +155,14 @@ impl Sockets {
         };
         let (sctp4, sctp6) = (raw(Domain::IPV4)?, raw(Domain::IPV6)?);
         setsockopt(&sctp6, sockopt::Ipv6RecvPacketInfo, &true)?;
-        Ok(Self {
-            tcp,
-            udp,
-            sctp4,
-            sctp6,
-        })
+        Ok(Self { tcp, udp, sctp4, sctp6 })
     }
 
     fn serve(&self, name: &str, arrivals: &Arrivals, stop: &Arc<AtomicBool>) {
         while !stop.load(Ordering::Relaxed) {
-            let mut fds: Vec<PollFd> = self
-                .tcp
-                .iter()
-                .map(AsFd::as_fd)
-                .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
-                .collect();
-            fds.extend(
-                self.udp
-                    .iter()
-                    .map(|(_, s)| PollFd::new(s.as_fd(), PollFlags::POLLIN)),
-            );
+            let mut fds: Vec<PollFd> =
+                self.tcp.iter().map(AsFd::as_fd).map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+            fds.extend(self.udp.iter().map(|(_, s)| PollFd::new(s.as_fd(), PollFlags::POLLIN)));
             fds.push(PollFd::new(self.sctp4.as_fd(), PollFlags::POLLIN));
             fds.push(PollFd::new(self.sctp6.as_fd(), PollFlags::POLLIN));
             match poll(&mut fds, PollTimeout::from(50u8)) {
@@ -216,11 +176,7 @@ impl Sockets {
             }
             for (port, socket) in &self.udp {
                 while let Some((local, peer, payload)) = receive(socket, *port) {
-                    let answer = Answer {
-                        server: name.to_string(),
-                        local,
-                        peer,
-                    };
+                    let answer = Answer { server: name.to_string(), local, peer };
                     let token = String::from_utf8_lossy(&payload).into_owned();
                     reply(socket, &answer, format!("{token} {answer}").as_bytes());
                     arrivals.put(token, answer);
@@ -266,48 +222,37 @@ impl ReadSome for &Socket {
 /// Greets with an [`Answer`], then answers each line with it again: an open connection can be tried later.
 fn serve_stream(stream: TcpStream, name: &str, stop: Arc<AtomicBool>) {
     let name = name.to_string();
-    let _ = std::thread::Builder::new()
-        .name("connection".into())
-        .spawn(move || {
-            let _ = stream.set_nonblocking(false);
-            let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
-            let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
-                return;
-            };
-            let answer = Answer {
-                server: name,
-                local: canonical(local),
-                peer: canonical(peer),
-            };
-            let mut writer = &stream;
-            if writeln!(writer, "{answer}").is_err() {
-                return;
-            }
-            let mut lines = BufReader::new(&stream);
-            let mut line = String::new();
-            loop {
-                match lines.read_line(&mut line) {
-                    Ok(0) => return,
-                    Ok(_) => {
-                        line.clear();
-                        if writeln!(writer, "{answer}").is_err() {
-                            return;
-                        }
+    let _ = std::thread::Builder::new().name("connection".into()).spawn(move || {
+        let _ = stream.set_nonblocking(false);
+        let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
+        let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
+            return;
+        };
+        let answer = Answer { server: name, local: canonical(local), peer: canonical(peer) };
+        let mut writer = &stream;
+        if writeln!(writer, "{answer}").is_err() {
+            return;
+        }
+        let mut lines = BufReader::new(&stream);
+        let mut line = String::new();
+        loop {
+            match lines.read_line(&mut line) {
+                Ok(0) => return,
+                Ok(_) => {
+                    line.clear();
+                    if writeln!(writer, "{answer}").is_err() {
+                        return;
                     }
-                    Err(e)
-                        if matches!(
-                            e.kind(),
-                            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
-                        ) =>
-                    {
-                        if stop.load(Ordering::Relaxed) {
-                            return;
-                        }
-                    }
-                    Err(_) => return,
                 }
+                Err(e) if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+                Err(_) => return,
             }
-        });
+        }
+    });
 }
 
 /// An IPv4 address where an IPv6 socket shows a mapped one.
@@ -320,13 +265,8 @@ fn receive(socket: &Socket, port: u16) -> Option<(SocketAddr, SocketAddr, Vec<u8
     let mut buffer = [0u8; 2048];
     let mut iov = [IoSliceMut::new(&mut buffer)];
     let mut space = nix::cmsg_space!(nix::libc::in6_pktinfo);
-    let message = recvmsg::<SockaddrIn6>(
-        socket.as_raw_fd(),
-        &mut iov,
-        Some(&mut space),
-        MsgFlags::MSG_DONTWAIT,
-    )
-    .ok()?;
+    let message =
+        recvmsg::<SockaddrIn6>(socket.as_raw_fd(), &mut iov, Some(&mut space), MsgFlags::MSG_DONTWAIT).ok()?;
     let peer = message.address?;
     let local = message.cmsgs().ok()?.find_map(|c| match c {
         ControlMessageOwned::Ipv6PacketInfo(info) => Some(Ipv6Addr::from(info.ipi6_addr.s6_addr)),
@@ -334,11 +274,7 @@ fn receive(socket: &Socket, port: u16) -> Option<(SocketAddr, SocketAddr, Vec<u8
     })?;
     let bytes = message.bytes;
     let peer = SocketAddr::new(IpAddr::V6(peer.ip()), peer.port());
-    Some((
-        canonical(SocketAddr::new(IpAddr::V6(local), port)),
-        canonical(peer),
-        buffer[..bytes].to_vec(),
-    ))
+    Some((canonical(SocketAddr::new(IpAddr::V6(local), port)), canonical(peer), buffer[..bytes].to_vec()))
 }
 
 fn reply(socket: &Socket, answer: &Answer, payload: &[u8]) {
@@ -347,17 +283,10 @@ fn reply(socket: &Socket, answer: &Answer, payload: &[u8]) {
         IpAddr::V6(v6) => v6,
     };
     let info = nix::libc::in6_pktinfo {
-        ipi6_addr: nix::libc::in6_addr {
-            s6_addr: mapped(answer.local.ip()).octets(),
-        },
+        ipi6_addr: nix::libc::in6_addr { s6_addr: mapped(answer.local.ip()).octets() },
         ipi6_ifindex: 0,
     };
-    let peer = SockaddrIn6::from(std::net::SocketAddrV6::new(
-        mapped(answer.peer.ip()),
-        answer.peer.port(),
-        0,
-        0,
-    ));
+    let peer = SockaddrIn6::from(std::net::SocketAddrV6::new(mapped(answer.peer.ip()), answer.peer.port(), 0, 0));
     let _ = sendmsg(
         socket.as_raw_fd(),
         &[IoSlice::new(payload)],

@@ -27,7 +27,7 @@ fn binaries() -> Option<Binaries> {
     Some(envtest::binaries().unwrap())
 }
 
-/// The objects of one scenario file are a ready-made cluster: two local and two remote endpoints with ClientIP affinity.
+/// What one scenario file applies first, as a ready-made cluster.
 fn cluster(name: &str) -> (Scenario, Objects) {
     let scenario = scenario::load(&scenario::directory().join(format!("{name}.txtar"))).unwrap();
     let mut objects = Objects::default();
@@ -79,7 +79,13 @@ fn no_failures(clients: Vec<(String, Traffic)>, at_least: usize) -> Vec<Report> 
         .into_iter()
         .map(|(name, client)| {
             let report = client.stop();
-            assert!(report.failures.is_empty(), "{name}: {} of {}: {:?}", report.failures.len(), report.answered(), report.failures[0]);
+            assert!(
+                report.failures.is_empty(),
+                "{name}: {} of {}: {:?}",
+                report.failures.len(),
+                report.answered(),
+                report.failures[0]
+            );
             assert!(report.answered() >= at_least, "{name}: only {} tries", report.answered());
             report
         })
@@ -93,7 +99,7 @@ fn web() -> (Scenario, Objects) {
 pod e1 10.180.0.1 fd00:10::180:1
 pod e2 10.180.0.2 fd00:10::180:2
 remote far 10.180.1.1 fd00:10:1::1
-remote far-pod 10.180.1.9 fd00:10:1::9
+outside far-pod 10.180.9.9 fd00:10:9::9
 -- probes --
 P1 | pod -> tcp 172.30.0.41:80 | 10.180.0.1:80
 P2 | pod -> udp 172.30.0.42:53 | 10.180.0.1:53
@@ -169,11 +175,11 @@ fn every_client_reaches_a_service_and_sees_the_right_source() {
     // (client, source, destination, masqueraded)
     for (party, source, to, masqueraded) in [
         ("pod", "10.0.0.2", "172.30.0.41:80", false),
-        ("far-pod", "10.180.1.9", "172.30.0.41:80", false),
+        ("far-pod", "10.180.9.9", "172.30.0.41:80", false),
         ("node", "192.168.0.2", "172.30.0.41:80", true),
         ("ext", "203.0.113.2", "192.168.0.2:3001", true),
         ("pod", "fd00:10::2", "[fd00:10:96::41]:80", false),
-        ("far-pod", "fd00:10:1::9", "[fd00:10:96::41]:80", true),
+        ("far-pod", "fd00:10:9::9", "[fd00:10:96::41]:80", true),
         ("node", "2001:db8::1", "[fd00:10:96::41]:80", true),
         ("ext", "2600:5200::1", "[2001:db8::1]:3001", true),
     ] {
@@ -182,7 +188,10 @@ fn every_client_reaches_a_service_and_sees_the_right_source() {
             let Seen::Answer(answer) = probe(&world, party, source, to) else { panic!("{party} -> {to}") };
             let peer = answer.peer.ip();
             let expected = world.spec.masquerade_addresses(answer.local.ip()).unwrap();
-            assert!(if masqueraded { expected.contains(&peer) } else { peer == ip(source) }, "{party} -> {to}: {answer}");
+            assert!(
+                if masqueraded { expected.contains(&peer) } else { peer == ip(source) },
+                "{party} -> {to}: {answer}"
+            );
             seen.insert(answer.local.ip());
         }
         assert_eq!(seen.len(), 3, "{party} -> {to}: {seen:?}");
@@ -216,16 +225,20 @@ fn an_api_outage_leaves_services_up_and_later_changes_arrive() {
         tandem.process().unwrap().kill();
     }
     let relay = api.reach_from(&world.node).unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let mut agent = proxy_tests::process::Process::start(
         "tandem",
         {
             let mut command = world.node.command(tandem_binary().unwrap());
             let kubeconfig = api.kubeconfig(proxy_tests::apiserver::User::Proxy).unwrap();
-            command.arg(format!("--kubeconfig={}", kubeconfig.display())).arg("--hostname-override=test-node").args(&scenario.configs[0].1);
-            command.arg("--run-dir=/run/tandem-test").arg("--min-sync-period=10ms");
+            command
+                .arg(format!("--kubeconfig={}", kubeconfig.display()))
+                .arg("--hostname-override=test-node")
+                .args(&scenario.configs[0].1);
+            command.arg(format!("--run-dir={}", dir.path().join("run").display())).arg("--min-sync-period=10ms");
             command
         },
-        tempfile::NamedTempFile::new().unwrap().path(),
+        &dir.path().join("log"),
     )
     .unwrap();
     let clients = traffic(&world);
@@ -281,7 +294,10 @@ fn restarts_and_kills_lose_no_connection_no_flow_and_no_affinity() {
     let (scenario, mut objects) = web();
     let (_, sticky) = cluster("packets-x-affinity");
     for object in sticky.values().filter(|o| o["metadata"]["name"].as_str().is_some_and(|n| n.starts_with("sticky"))) {
-        let mut object: Value = serde_json::from_str(&object.to_string().replace("172.30.0.41", "172.30.0.45").replace("fd00:10:96::41", "fd00:10:96::45")).unwrap();
+        let mut object: Value = serde_json::from_str(
+            &object.to_string().replace("172.30.0.41", "172.30.0.45").replace("fd00:10:96::41", "fd00:10:96::45"),
+        )
+        .unwrap();
         if object["kind"] == "Service" {
             object["spec"]["ports"][0]["nodePort"] = json!(3101);
             object["spec"]["ports"][1]["nodePort"] = json!(3102);
@@ -340,8 +356,10 @@ fn a_takeover_from_the_real_kube_proxy_loses_nothing() {
     tandem.sync(&world.node, &objects).unwrap();
     clients[0].1.wait_for(100);
     no_failures(clients, 50);
-    eventually("kube-proxy's tables are gone", PATIENCE, || world.node.assert_no_table("kube-proxy").is_ok().then_some(()))
-        .unwrap_or_else(|e| panic!("{e:#}\n{}", tandem.log_tail()));
+    eventually("kube-proxy's tables are gone", PATIENCE, || {
+        world.node.assert_no_table("kube-proxy").is_ok().then_some(())
+    })
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", tandem.log_tail()));
     assert_eq!(flow.again(PATIENCE, &world.arrivals), Seen::Answer(answer), "an established connection goes on");
     tandem.finish(&world.node).unwrap();
 }

@@ -36,8 +36,11 @@ fn main() -> anyhow::Result<()> {
 fn run(scenario: &Scenario, config: usize) -> anyhow::Result<()> {
     let flags = &scenario.configs[config].1;
     let changes = |s: &Step| matches!(s, Step::Flows(_) | Step::Remove(_) | Step::Terminate(_));
-    let mut engine: Box<dyn Engine> =
-        if scenario.steps.iter().any(changes) { Box::new(TandemAgent::new(flags)?) } else { Box::new(TandemOnce::new(flags)?) };
+    let mut engine: Box<dyn Engine> = if scenario.steps.iter().any(changes) {
+        Box::new(TandemAgent::new(flags)?)
+    } else {
+        Box::new(TandemOnce::new(flags)?)
+    };
     let summary = runner::run(scenario, config, engine.as_mut())?;
     if !summary.skipped.is_empty() {
         println!("{}: SKIP {}", scenario.name, summary.skipped.join(" "));

@@ -14,9 +14,9 @@ use proxy::model::{
 use proxy::source::manifest::{self, FileText};
 use proxy_tests::engine::Objects;
 use proxy_tests::probe::Proto;
+use proxy_tests::runner;
 use proxy_tests::scenario::{self, Action, Expect, Scenario, Step, Target};
 use proxy_tests::world::NODE_NAME;
-use proxy_tests::runner;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -107,7 +107,13 @@ fn node(objects: &Objects, scenario: &Scenario, config: &Config) -> Result<(Serv
     Ok((table, settings))
 }
 
-fn check(table: &ServiceTable, families: &[Settings; 2], scenario: &Scenario, row: &scenario::Row, config: usize) -> Result<()> {
+fn check(
+    table: &ServiceTable,
+    families: &[Settings; 2],
+    scenario: &Scenario,
+    row: &scenario::Row,
+    config: usize,
+) -> Result<()> {
     let Action::Send { from, proto, to, .. } = &row.action else { return Ok(()) };
     let interface = scenario.world.interface(&from.party);
     let packet = Packet {
@@ -125,7 +131,9 @@ fn check(table: &ServiceTable, families: &[Settings; 2], scenario: &Scenario, ro
     let outcome = lookup(table, &families[usize::from(to.is_ipv6())], &packet);
     let local = scenario.world.local_addresses();
     let same = match (&row.expect[config], &outcome) {
-        (Expect::Reject, Outcome::Reject) | (Expect::Drop, Outcome::Drop) | (Expect::Untouched, Outcome::NotOurs) => true,
+        (Expect::Reject, Outcome::Reject) | (Expect::Drop, Outcome::Drop) | (Expect::Untouched, Outcome::NotOurs) => {
+            true
+        }
         (Expect::Forward(targets) | Expect::Sticky { targets, .. }, Outcome::Forward { choices, .. }) => {
             // A packet to an address of the node itself has no postrouting hook: what the oracle says of it is not seen.
             let seen = |c: &Choice| c.masquerade && !local.contains(&c.backend.address);
