@@ -41,18 +41,21 @@ const PROBLEMS_MAX: usize = 100;
 
 /// Logs a problem of the source at its level.
 pub(super) fn log_problem(problem: &Problem) {
+    // The level says what the first word does.
+    let text = problem.to_string();
+    let text = text.trim_start_matches("error: ").trim_start_matches("warning: ");
     if problem.error {
-        tracing::error!("{problem}");
+        tracing::error!("{text}");
     } else {
-        tracing::warn!("{problem}");
+        tracing::warn!("{text}");
     }
 }
 
 pub(super) async fn run(config: Config) -> anyhow::Result<()> {
     let mut stop = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
     let [terminate, interrupt] = &mut stop;
+    let mut source = super::picture::open(&config).await?;
     let mut agent = Agent::start(config).await?;
-    let mut source = super::picture::open(&agent.config).await?;
     loop {
         let due = agent.due().map(tokio::time::Instant::from_std);
         tokio::select! {

@@ -10,6 +10,7 @@ use crate::source::kube::{ApiServer, KubeSource};
 use crate::source::manifest::ManifestSource;
 use crate::source::{Problem, SourceEvent};
 use crate::sys::address::Addresses;
+use anyhow::Context;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -53,6 +54,10 @@ impl Picture {
 /// # Errors
 /// The source cannot be opened, or gives no complete picture in time.
 pub fn first_picture(config: &Config) -> anyhow::Result<Picture> {
+    if let SourceConfig::Manifests(dir) = &config.source {
+        // The running agent waits for the directory; a command that runs once does not.
+        std::fs::read_dir(dir).with_context(|| format!("cannot read the manifest directory {}", dir.display()))?;
+    }
     super::runtime()?.block_on(async {
         let mut events = open(config).await?;
         let mut picture = Picture {

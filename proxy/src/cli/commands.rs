@@ -73,7 +73,7 @@ fn check_text(answer: &CheckAnswer) -> String {
 
 /// `tandem check DIR`
 pub fn check(dir: &Path, output: Format) -> anyhow::Result<ExitCode> {
-    let report = manifest::check(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    let report = manifest::check(dir)?;
     let answer = CheckAnswer {
         files: report.files,
         objects: report.counts.iter().map(|(kind, count)| (kind.name(), *count)).collect(),

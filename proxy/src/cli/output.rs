@@ -61,3 +61,35 @@ pub fn start_logging(v: u8) {
         .with_target(false)
         .try_init();
 }
+
+/// An error with its causes, each said once: many errors already quote their cause.
+pub fn error_text(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn causes_are_said_once() {
+        let error = anyhow!("no such file").context("cannot read x: no such file").context("check failed");
+        assert_eq!(error_text(&error), "check failed: cannot read x: no such file");
+    }
+
+    #[test]
+    fn columns_are_aligned_without_trailing_blanks() {
+        let text = table(&["A", "LONG"], &[vec!["wide cell".into(), "x".into()], vec!["b".into(), "y".into()]]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[0].find("LONG"), lines[1].find('x'), "{text}");
+        assert!(lines.iter().all(|l| l.trim_end() == *l));
+    }
+}
