@@ -3,7 +3,7 @@
 //! The only place that joins the compiler (pure) and the netlink connection. After any error the kernel is read back and
 //! the difference is applied, so that a failed sync leaves the old rules working and the next one starts from the truth.
 
-use crate::compile::nft::{Compiler, Problem};
+use crate::compile::nft::{Compiler, Problem, Update};
 use crate::conntrack::Frontend;
 use crate::model::table::Changes;
 use crate::model::{IpFamily, ObjectName, Protocol, ServiceTable, Settings};
@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// How long a packet in flight may still use what an update replaced (surplus slots, chains).
 pub const SETTLE_AFTER: Duration = Duration::from_secs(1);
+
+/// Clean-up waits so long for a quiet second before it asks for one.
+const UNSETTLED_MAX: Duration = Duration::from_secs(10);
 
 /// Services that the kernel refuses in one sync before the sync gives up.
 const REFUSALS_MAX: usize = 64;
@@ -94,6 +97,8 @@ pub struct Engine<K = Connection> {
     /// Whether a full sync left something that must go later.
     sweep: bool,
     settle_at: Option<Instant>,
+    /// Since when something waits for `settle`.
+    unsettled_since: Option<Instant>,
     problems: BTreeMap<ObjectName, Vec<String>>,
     /// Where the table that was found at start sent UDP traffic.
     inherited: Vec<Frontend>,
@@ -112,6 +117,7 @@ impl<K: Kernel> Engine<K> {
             in_step: false,
             sweep: false,
             settle_at: None,
+            unsettled_since: None,
             problems: BTreeMap::new(),
             inherited: Vec::new(),
         }
@@ -151,6 +157,13 @@ impl<K: Kernel> Engine<K> {
         self.settle_at
     }
 
+    /// Before this, no sync should run: changes follow each other so quickly that clean-up would never get its quiet second.
+    #[must_use]
+    pub fn hold_until(&self) -> Option<Instant> {
+        let (since, at) = (self.unsettled_since?, self.settle_at?);
+        (at >= since + UNSETTLED_MAX).then_some(at)
+    }
+
     /// Services that could not be programmed as asked, with the reasons.
     #[must_use]
     pub fn problems(&self) -> &BTreeMap<ObjectName, Vec<String>> {
@@ -168,19 +181,18 @@ impl<K: Kernel> Engine<K> {
         settings: &Settings,
         now: Instant,
     ) -> Result<Report, Error> {
-        let steps = self.compile(table, changes, settings);
+        self.settle(now)?;
+        let updates = self.compile(table, changes, settings);
         if self.in_step {
-            if steps.is_empty() {
-                return Ok(Report::default());
-            }
-            let count = steps.len();
-            let transaction = Transaction { table: self.id.clone(), steps };
-            match self.kernel.commit(&transaction) {
+            let mut committed = 0;
+            match self.commit_updates(updates, &mut committed) {
                 Ok(()) => {
-                    self.settle_later(now);
-                    return Ok(Report { steps: count, ..Report::default() });
+                    if committed > 0 {
+                        self.settle_later(now);
+                    }
+                    return Ok(Report { steps: committed, ..Report::default() });
                 }
-                Err(error) => {
+                Err((transaction, error)) => {
                     self.in_step = false;
                     self.handle(table, &transaction, error)?;
                 }
@@ -221,6 +233,7 @@ impl<K: Kernel> Engine<K> {
             return Ok(());
         }
         self.settle_at = None;
+        self.unsettled_since = None;
         let update = self.compiler.settle();
         if self.in_step {
             self.commit(update.steps)?;
@@ -252,7 +265,8 @@ impl<K: Kernel> Engine<K> {
         self.note(update.problems.into_iter().chain(cidrs.problems));
     }
 
-    fn compile(&mut self, table: &ServiceTable, changes: &Changes, settings: &Settings) -> Vec<Step> {
+    /// Turns what changed into updates, in the order in which they must be committed.
+    fn compile(&mut self, table: &ServiceTable, changes: &Changes, settings: &Settings) -> Vec<Update> {
         if !self.compiled {
             if self.settings != *settings {
                 self.settings = settings.clone();
@@ -260,24 +274,44 @@ impl<K: Kernel> Engine<K> {
             }
             return Vec::new();
         }
-        let mut steps = Vec::new();
+        let mut updates = Vec::new();
         if self.settings != *settings || changes.node {
             self.settings = settings.clone();
-            self.problems.clear();
-            let update = self.compiler.set_settings(table, settings.clone());
-            self.note(update.problems);
-            steps.extend(update.steps);
+            updates.push(self.compiler.set_settings(table, settings.clone()));
         }
         if changes.service_cidrs {
-            steps.extend(self.compiler.update_service_cidrs(table).steps);
+            updates.push(self.compiler.update_service_cidrs(table));
         }
-        for name in &changes.services {
-            self.problems.remove(name);
+        updates.push(self.compiler.update(table, &changes.services));
+        for update in &mut updates {
+            // Whatever was compiled anew is judged anew, those included that lost or won a contested address.
+            for name in changes.services.iter().chain(&update.compiled) {
+                self.problems.remove(name);
+            }
         }
-        let update = self.compiler.update(table, &changes.services);
-        self.note(update.problems);
-        steps.extend(update.steps);
-        steps
+        for update in &mut updates {
+            self.note(std::mem::take(&mut update.problems));
+        }
+        updates
+    }
+
+    /// Commits updates one after the other, each in one transaction, or in two where chains must exist before elements lead to them.
+    fn commit_updates(&mut self, updates: Vec<Update>, committed: &mut usize) -> Result<(), (Transaction, Error)> {
+        for Update { mut steps, prepare, .. } in updates {
+            let rest = steps.split_off(prepare);
+            for steps in [steps, rest] {
+                if steps.is_empty() {
+                    continue;
+                }
+                let count = steps.len();
+                let transaction = Transaction { table: self.id.clone(), steps };
+                if let Err(error) = self.kernel.commit(&transaction) {
+                    return Err((transaction, error));
+                }
+                *committed += count;
+            }
+        }
+        Ok(())
     }
 
     /// Reads the kernel back and applies the difference.
@@ -388,6 +422,7 @@ impl<K: Kernel> Engine<K> {
     fn settle_later(&mut self, now: Instant) {
         if self.sweep || self.compiler.unsettled() {
             self.settle_at = Some(now + SETTLE_AFTER);
+            self.unsettled_since.get_or_insert(now);
         }
     }
 }

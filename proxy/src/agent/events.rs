@@ -190,11 +190,18 @@ impl Agent {
     /// When there is something to do without a new event.
     fn due(&self) -> Option<Instant> {
         let now = Instant::now();
-        let sync = if self.synced { self.pacer.due(now) } else { None };
+        let sync = self.sync_due(now);
         let settle = self.engines.iter().filter_map(Engine::settle_at).min();
         let verify = self.verify_at;
         let status = self.status_dirty.then_some(self.status_written + STATUS_INTERVAL);
         [sync, settle, verify, status].into_iter().flatten().min()
+    }
+
+    /// When the next sync is due: never before the first complete list.
+    fn sync_due(&self, now: Instant) -> Option<Instant> {
+        let due = self.pacer.due(now).filter(|_| self.synced)?;
+        let hold = self.engines.iter().filter_map(Engine::hold_until).max();
+        Some(hold.map_or(due, |hold| due.max(hold)))
     }
 
     fn take(&mut self, event: SourceEvent) {
@@ -363,18 +370,18 @@ impl Agent {
 
     /// Does what is due at `now`.
     fn work(&mut self, now: Instant) -> anyhow::Result<()> {
-        if self.synced && self.pacer.due(now).is_some_and(|at| at <= now) {
-            block_in_place(|| self.sync())?;
-        }
-        if self.verify_at.is_some_and(|at| at <= now) {
-            self.verify_at = None;
-            block_in_place(|| self.verify());
-        }
         for engine in &mut self.engines {
             if let Err(error) = block_in_place(|| engine.settle(now)) {
                 tracing::warn!(family = %engine.family(), "clean-up of replaced rules: {error}; it is tried again");
                 self.pacer.request();
             }
+        }
+        if self.sync_due(now).is_some_and(|at| at <= now) {
+            block_in_place(|| self.sync())?;
+        }
+        if self.verify_at.is_some_and(|at| at <= now) {
+            self.verify_at = None;
+            block_in_place(|| self.verify());
         }
         if self.status_dirty && self.status_written + STATUS_INTERVAL <= now {
             self.write_status();
