@@ -205,7 +205,8 @@ fn duration(mut ms: u64) -> String {
     if out.is_empty() { "0s".to_owned() } else { out }
 }
 
-fn element(family: IpFamily, set: &Set, key: &Key, value: Option<&Value>) -> String {
+/// An element as in a list of elements.
+pub(super) fn element(family: IpFamily, set: &Set, key: &Key, value: Option<&Value>) -> String {
     let mut out = self::key(family, &set.key, key);
     let Some(value) = value else { return out };
     if let Some(expires) = value.expires_ms {
@@ -278,6 +279,16 @@ fn field_value(field: Field, bytes: &[u8]) -> String {
         _ => None,
     };
     text.unwrap_or_else(|| hexadecimal(bytes))
+}
+
+/// The definition of a set in one line.
+pub(super) fn set_definition(family: IpFamily, set: &Set) -> String {
+    set_properties(family, set).join("; ")
+}
+
+/// What makes a base chain, or that it is none.
+pub(super) fn base_chain_or_none(base: Option<&BaseChain>) -> String {
+    base.map_or_else(|| "no base chain".to_owned(), base_chain)
 }
 
 fn base_chain(base: &BaseChain) -> String {

@@ -125,7 +125,7 @@ fn word(register: u32) -> Option<u32> {
 
 fn operation(expression: &Borrowed<'_, ffi::Expression>) -> Operation {
     let name = expression.string(sys::NFTNL_EXPR_NAME).unwrap_or_default();
-    known_operation(&name, expression).unwrap_or_else(|| Operation::Other(name))
+    known_operation(&name, expression).unwrap_or(Operation::Other(name))
 }
 
 /// `None` for what Tandem does not make.

@@ -556,7 +556,7 @@ fn fill_element(element: &mut Object<ffi::Element>, value: &Value) -> Result<(),
 
 /// Register number of a word: the 16-byte registers where one begins, as the kernel itself reports them.
 fn register(word: u32) -> u32 {
-    if word % 4 == 0 { libc::NFT_REG_1 as u32 + word / 4 } else { libc::NFT_REG32_00 as u32 + word }
+    if word.is_multiple_of(4) { libc::NFT_REG_1 as u32 + word / 4 } else { libc::NFT_REG32_00 as u32 + word }
 }
 
 fn expression(operation: &Operation) -> Result<Object<ffi::Expression>, String> {

@@ -1,4 +1,4 @@
-//! libnftnl's objects: allocated, filled, read and freed. The only unsafe code of this module.
+//! libnftnl's objects: allocated, filled, read and freed; and a watched socket. The only unsafe code of this module.
 //!
 //! Every attribute goes in and out as plain bytes with a length (`*_set_data`, `*_get_data`), so that no accessor of
 //! libnftnl that aborts the process on a wrong width is ever called. Strings end with a zero byte.
@@ -7,7 +7,9 @@ use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use super::socket::Socket;
 use nftnl_sys as sys;
+use tokio::io::{Interest, unix::AsyncFd};
 
 /// `NFT_DATA_VALUE_MAXLEN`: libnftnl copies values into buffers of this size without a check.
 const VALUE_MAX: usize = 64;
@@ -257,6 +259,16 @@ impl Object<Elements> {
             sys::nftnl_set_elems_iter_destroy(iter);
         }
     }
+}
+
+/// A socket that the current tokio runtime watches for something to read.
+///
+/// # Panics
+/// Outside of a tokio runtime.
+pub fn watch(socket: Socket) -> std::io::Result<AsyncFd<Socket>> {
+    // SAFETY: the socket owns its descriptor, has no way to change or close it before it is dropped, and nothing in this module
+    // puts another socket in its place: `monitor` only takes `&mut` of the whole to receive.
+    unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.map_err(Into::into)
 }
 
 /// A buffer aligned for netlink headers, in which messages are built and received.

@@ -12,7 +12,7 @@ mod operation;
 mod socket;
 mod userdata;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use super::object::{Chain, Key, Name, Ruleset, Set, TableId, Value};
 use super::transaction::{Op, Step, Transaction};
@@ -48,7 +48,7 @@ pub struct Error {
     /// Number of the failed step of the transaction.
     pub step: Option<usize>,
     /// The set and the element that the kernel refuses, if it says so.
-    pub element: Option<(Name, Key)>,
+    pub element: Option<Box<(Name, Key)>>,
     /// How to go on.
     pub class: Class,
     /// The kernel's answer.
@@ -147,7 +147,7 @@ impl Connection {
                     what,
                     service: step.service.clone(),
                     step: batch.step(first.seq),
-                    element: element.and_then(|number| nth_key(&step.op, number)),
+                    element: element.and_then(|number| nth_key(&step.op, number)).map(Box::new),
                     class: class(first.errno, Some(step)),
                     source,
                 }

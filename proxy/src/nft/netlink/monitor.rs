@@ -4,7 +4,7 @@
 //! the group before a bulk commit and joins it again afterwards.
 #![forbid(unsafe_code)]
 
-use super::decode;
+use super::{decode, ffi};
 use super::socket::{Message, Socket, messages};
 use super::{Error, failure};
 use crate::nft::object::TableId;
@@ -103,7 +103,7 @@ impl Monitor {
 
     fn new(socket: Socket) -> Result<Self, Error> {
         let wrap = |source| failure("listen to nftables events", None, source);
-        let socket = AsyncFd::new(socket).map_err(wrap)?;
+        let socket = ffi::watch(socket).map_err(wrap)?;
         let mut monitor = Self { socket, events: VecDeque::new(), collector: Collector::default() };
         monitor.join()?;
         Ok(monitor)
@@ -119,7 +119,7 @@ impl Monitor {
     /// # Errors
     /// The kernel's.
     pub fn join(&mut self) -> Result<(), Error> {
-        let joined = self.socket.get_mut().raw_mut().add_membership(libc::NFNLGRP_NFTABLES as u32);
+        let joined = self.socket.get_ref().listen(true);
         joined.map_err(|source| failure("join the group of nftables events", None, source))
     }
 
@@ -128,7 +128,7 @@ impl Monitor {
     /// # Errors
     /// The kernel's.
     pub fn leave(&mut self) -> Result<(), Error> {
-        let left = self.socket.get_mut().raw_mut().drop_membership(libc::NFNLGRP_NFTABLES as u32);
+        let left = self.socket.get_ref().listen(false);
         left.map_err(|source| failure("leave the group of nftables events", None, source))
     }
 

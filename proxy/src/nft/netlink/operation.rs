@@ -403,3 +403,48 @@ fn raise_lookup(family: IpFamily, operations: &[Operation]) -> Option<(Expr, usi
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nft::netlink::tests::sample;
+
+    #[test]
+    fn every_rule_is_raised_to_what_was_lowered() {
+        for family in IpFamily::ALL {
+            for rule in sample(family).chains.values().flat_map(|chain| &chain.rules) {
+                let mut operations = Vec::new();
+                for expr in &rule.exprs {
+                    lower(family, expr, &mut operations).unwrap();
+                }
+                assert_eq!(raise(family, &operations), rule.exprs);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_almost_ours_is_foreign() {
+        let family = IpFamily::V4;
+        let foreign = |operations: &[Operation]| raise(family, operations).iter().any(|expr| matches!(expr, Expr::Foreign(_)));
+        let load = |to| Operation::Meta { key: Meta::L4Protocol, to };
+        assert!(foreign(&[load(1), Operation::Lookup { from: 0, to: None, set: "s".into(), invert: false }]));
+        assert!(foreign(&[load(0), Operation::Lookup { from: 1, to: None, set: "s".into(), invert: false }]));
+        assert!(foreign(&[load(0), Operation::Compare { register: 0, equal: false, data: vec![6] }]));
+        assert!(foreign(&[Operation::Reject { code: 1 }]));
+        assert!(foreign(&[Operation::Masquerade { fully_random: false, ports: None }]));
+        assert!(foreign(&[Operation::DestinationNat { family, address: 0, port: 1 }]));
+        let bitwise = |mask: [u8; 4]| Operation::Bitwise { from: 0, to: 0, mask: mask.into(), xor: vec![0; 4] };
+        let source = Operation::Payload { base: Base::Network, offset: 12, len: 4, to: 0 };
+        let compare = Operation::Compare { register: 0, equal: true, data: vec![10, 0, 0, 0] };
+        assert!(foreign(&[source.clone(), bitwise([255, 0, 255, 0]), compare.clone()]));
+        assert!(!foreign(&[source, bitwise([255, 128, 0, 0]), compare]));
+    }
+
+    #[test]
+    fn what_cannot_be_programmed_is_refused() {
+        let refuse = |expr: Expr| lower(IpFamily::V4, &expr, &mut Vec::new()).unwrap_err();
+        assert!(refuse(Expr::Dnat { address: "fd00::1".parse().unwrap(), port: 1 }).contains("other family"));
+        assert!(refuse(Expr::InputInterface { name: "sixteen-bytes-xx".into(), prefix: false, negate: false }).contains("1 to 15"));
+        assert!(refuse(Expr::Foreign("x".to_owned())).contains("foreign"));
+    }
+}

@@ -135,8 +135,10 @@ impl Socket {
         self.port
     }
 
-    pub fn raw_mut(&mut self) -> &mut RawSocket {
-        &mut self.raw
+    /// Joins or leaves the group of nftables events.
+    pub fn listen(&self, on: bool) -> io::Result<()> {
+        let group = libc::NFNLGRP_NFTABLES as u32;
+        if on { self.raw.add_membership(group) } else { self.raw.drop_membership(group) }
     }
 
     /// Next sequence number, of a range of `count`.

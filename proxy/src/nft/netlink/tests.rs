@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::process::Command;
 
 /// Runs `test` on a thread of its own in a new network namespace.
-pub(super) fn in_namespace(test: impl FnOnce() + Send + 'static) {
+pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(move || {
         if let Err(errno) = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET) {
             println!("SKIP: no network namespace of our own: {errno}");
@@ -25,7 +25,7 @@ pub(super) fn in_namespace(test: impl FnOnce() + Send + 'static) {
 }
 
 /// Runs nft(8) in the namespace of this thread.
-fn nft(arguments: &[&str], input: &str) -> Result<String, String> {
+pub(crate) fn nft(arguments: &[&str], input: &str) -> Result<String, String> {
     use std::io::Write;
     let mut child = Command::new("nft")
         .args(arguments)
@@ -52,7 +52,7 @@ fn value(data: Option<Data>, comment: Option<&str>) -> Value {
 }
 
 /// A ruleset with every expression and every shape of a set.
-pub(super) fn sample(family: IpFamily) -> Ruleset {
+pub(crate) fn sample(family: IpFamily) -> Ruleset {
     use Field::{Address as A, Port as S, Protocol as P, Random as R};
     use Load::{DestinationAddress, DestinationPort, L4Protocol, Random, SourceAddress};
     let goto = |chain: &str| Data::Verdict(Verdict::Goto(chain.into()));
@@ -380,7 +380,7 @@ fn the_refused_element_of_many_is_named() {
         }
         let expected = elements.keys().nth(3210).unwrap().clone();
         let error = connection.commit(&create(&want)).unwrap_err();
-        assert_eq!(error.element, Some(("slots".into(), expected)), "{error}");
+        assert_eq!(error.element.as_deref(), Some(&("slots".into(), expected)), "{error}");
         assert_eq!(connection.read(&want.table, false).unwrap(), None);
         // Ranges are two elements for the kernel.
         let mut want = sample(IpFamily::V4);
@@ -388,7 +388,31 @@ fn the_refused_element_of_many_is_named() {
         let key = ranges.keys().nth(3).unwrap().clone();
         ranges.get_mut(&key).unwrap().data = Some(Data::Verdict(Verdict::Drop));
         let error = connection.commit(&create(&want)).unwrap_err();
-        assert_eq!(error.element, Some(("service-cidrs".into(), key)), "{error}");
+        assert_eq!(error.element.as_deref(), Some(&("service-cidrs".into(), key)), "{error}");
+    });
+}
+
+#[test]
+fn a_small_receive_buffer_hides_neither_success_nor_the_first_error() {
+    in_namespace(|| {
+        let mut connection = Connection::open().unwrap();
+        connection.socket.receive_buffer(4096);
+        let want = slots(&sample_table(), 20_000, 8080);
+        connection.commit(&create(&want)).unwrap();
+        let mut bad = Transaction::new(want.table.clone());
+        let service = |n: usize| ObjectName::new("ns", &n.to_string());
+        for n in 0..3000 {
+            let chain = if n < 37 { "empty" } else { "absent" };
+            let rule = Rule { exprs: vec![Expr::Counter], comment: None };
+            bad.push(Op::AddRule { chain: chain.into(), rule }, Some(&service(n)));
+        }
+        let error = connection.commit(&bad).unwrap_err();
+        assert_eq!((error.step, error.service, error.class), (Some(37), Some(service(37)), Class::Resync));
+        // What is left of the answers does not disturb the next commit.
+        let mut good = Transaction::new(want.table.clone());
+        good.push(Op::AddChain { name: "more".into(), base: None, comment: None }, None);
+        connection.commit(&good).unwrap();
+        assert_eq!(connection.read(&want.table, false).unwrap().unwrap().elements, want.elements);
     });
 }
 
@@ -553,6 +577,15 @@ fn measure_one_hundred_thousand_elements() {
         let start = std::time::Instant::now();
         connection.commit(&transaction).unwrap();
         println!("commit: {:?}", start.elapsed());
+        block_on(async {
+            let _monitor = Monitor::open().unwrap();
+            let mut again = Transaction::new(want.table.clone());
+            again.push(Op::DestroyTable(want.table.clone()), None);
+            again.steps.extend(transaction.steps.clone());
+            let start = std::time::Instant::now();
+            connection.commit(&again).unwrap();
+            println!("delete and commit again with a listener: {:?}", start.elapsed());
+        });
         let start = std::time::Instant::now();
         let have = connection.read(&want.table, false).unwrap().unwrap();
         println!("read: {:?}", start.elapsed());

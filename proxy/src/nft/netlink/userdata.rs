@@ -167,3 +167,43 @@ pub fn set(family: IpFamily, set: &Set) -> Vec<u8> {
     }
     out
 }
+
+#[cfg(all(test, target_endian = "little"))]
+mod tests {
+    use super::*;
+
+    /// What nft 1.0.6 sends for `typeof ip daddr . meta l4proto . th dport . numgen random mod 65536 : ip daddr . th dport`
+    /// with the comment "slots".
+    const SLOTS: &str = "000400000000010400000000\
+        036000040d000000015800140004070000000\
+        10c00040c00000001040c000000010e000409000000010600041000000002140004070000\
+        00010c00040b000000010402000000031a0004170000000112000401000000010400000100020400000000\
+        043400040d000000012c001400040700000001\
+        0c00040c00000001040c0000000114000407000000010c00040b000000010402000000\
+        0706736c6f747300";
+
+    #[test]
+    fn a_set_declared_by_typeof_has_the_user_data_of_nft() {
+        let set = Set {
+            key: vec![Field::Address, Field::Protocol, Field::Port, Field::Random],
+            data: Some(MapData::Value(vec![Field::Address, Field::Port])),
+            interval: false,
+            dynamic_timeout_ms: None,
+            size: None,
+            comment: Some("slots".to_owned()),
+            delete_late: true,
+        };
+        let hexadecimal: String = super::set(IpFamily::V4, &set).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hexadecimal, SLOTS);
+    }
+
+    #[test]
+    fn comments_are_cut_at_a_character_and_found_again() {
+        let long = "é".repeat(100);
+        let data = comment(&long);
+        assert_eq!(data.len(), 2 + 126 + 1);
+        assert_eq!(find_comment(&data, COMMENT), Some("é".repeat(63)));
+        assert_eq!(find_comment(&[7, 200, 1], SET_COMMENT), None);
+        assert_eq!(find_comment(&[], COMMENT), None);
+    }
+}
