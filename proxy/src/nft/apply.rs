@@ -75,7 +75,11 @@ impl<'c> Table<'c> {
         let mut count = 0;
         for (name, theirs) in self.connection.list_sets(from)? {
             let Some(ours) = want.sets.get(&name) else { continue };
-            let Some(timeout) = ours.dynamic_timeout_ms.filter(|_| theirs.dynamic_timeout_ms.is_some() && ours.key == theirs.key) else { continue };
+            let Some(timeout) =
+                ours.dynamic_timeout_ms.filter(|_| theirs.dynamic_timeout_ms.is_some() && ours.key == theirs.key)
+            else {
+                continue;
+            };
             let mut elements: Vec<(Key, Value)> = self.connection.elements(from, &name, &theirs)?.into_iter().collect();
             for (_, value) in &mut elements {
                 value.expires_ms = value.expires_ms.map(|left| left.clamp(1, timeout));
@@ -136,7 +140,11 @@ pub fn drift(have: Option<&Ruleset>, want: &Ruleset) -> Vec<Drift> {
             (Some(held), Some(wanted)) => {
                 if held.base != wanted.base {
                     let words = |base| text::base_chain_or_none(base);
-                    drifts.push(Drift::Different { object: object.clone(), have: words(held.base.as_ref()), want: words(wanted.base.as_ref()) });
+                    drifts.push(Drift::Different {
+                        object: object.clone(),
+                        have: words(held.base.as_ref()),
+                        want: words(wanted.base.as_ref()),
+                    });
                 }
                 for number in 0..held.rules.len().max(wanted.rules.len()) {
                     let object = format!("rule {} of {object}", number + 1);
@@ -145,8 +153,12 @@ pub fn drift(have: Option<&Ruleset>, want: &Ruleset) -> Vec<Drift> {
                         (Some(held), Some(wanted)) if held != wanted => {
                             drifts.push(Drift::Different { object, have: words(held), want: words(wanted) });
                         }
-                        (Some(held), None) => drifts.push(Drift::Surplus { object: format!("{object} `{}`", words(held)) }),
-                        (None, Some(wanted)) => drifts.push(Drift::Missing { object: format!("{object} `{}`", words(wanted)) }),
+                        (Some(held), None) => {
+                            drifts.push(Drift::Surplus { object: format!("{object} `{}`", words(held)) })
+                        }
+                        (None, Some(wanted)) => {
+                            drifts.push(Drift::Missing { object: format!("{object} `{}`", words(wanted)) })
+                        }
                         _ => {}
                     }
                 }
@@ -174,7 +186,9 @@ fn one_sided(held: bool, object: String) -> Drift {
 }
 
 fn element_drift(want: &Ruleset, name: &Name, set: &Set, have: Option<&BTreeMap<Key, Value>>, drifts: &mut Vec<Drift>) {
-    let words = |key: &Key, value: &Value| text::element(want.table.family, set, key, Some(&Value { expires_ms: None, ..value.clone() }));
+    let words = |key: &Key, value: &Value| {
+        text::element(want.table.family, set, key, Some(&Value { expires_ms: None, ..value.clone() }))
+    };
     let object = |key: &Key, value: &Value| format!("element {} of set {name}", words(key, value));
     let mut wanted = BTreeSet::new();
     for (key, value) in want.elements.get(name).into_iter().flatten() {
@@ -182,7 +196,11 @@ fn element_drift(want: &Ruleset, name: &Name, set: &Set, have: Option<&BTreeMap<
         match have.and_then(|have| have.get(&*key)) {
             None => drifts.push(Drift::Missing { object: object(&key, value) }),
             Some(held) if held.data != value.data => {
-                drifts.push(Drift::Different { object: format!("element of set {name}"), have: words(&key, held), want: words(&key, value) });
+                drifts.push(Drift::Different {
+                    object: format!("element of set {name}"),
+                    have: words(&key, held),
+                    want: words(&key, value),
+                });
             }
             Some(_) => {}
         }

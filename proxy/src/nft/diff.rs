@@ -43,8 +43,12 @@ pub fn diff(have: Option<&Ruleset>, want: &Ruleset) -> Difference {
     }
     let have = have.unwrap_or(&nothing);
     let remade = Remade::of(have, want);
-    let changed_chains: BTreeSet<&Name> =
-        want.chains.iter().filter(|(name, chain)| remade.changes_rules(name, have.chains.get(*name), chain)).map(|(name, _)| name).collect();
+    let changed_chains: BTreeSet<&Name> = want
+        .chains
+        .iter()
+        .filter(|(name, chain)| remade.changes_rules(name, have.chains.get(*name), chain))
+        .map(|(name, _)| name)
+        .collect();
 
     // What refers to something goes first.
     let mut flushed = BTreeSet::new();
@@ -59,7 +63,8 @@ pub fn diff(have: Option<&Ruleset>, want: &Ruleset) -> Difference {
     let mut added: BTreeMap<&Name, Vec<(Key, Value)>> = BTreeMap::new();
     for (name, set) in &want.sets {
         let keep = have.sets.contains_key(name) && !remade.sets.contains(name);
-        let changes = ElementChanges::of(set, have.elements.get(name).filter(|_| keep), want.elements.get(name), &remade);
+        let changes =
+            ElementChanges::of(set, have.elements.get(name).filter(|_| keep), want.elements.get(name), &remade);
         if set.dynamic_timeout_ms.is_some() && keep {
             continue;
         }
@@ -80,7 +85,14 @@ pub fn diff(have: Option<&Ruleset>, want: &Ruleset) -> Difference {
     }
     let gone_sets: Vec<(&Name, &Set)> = have.sets.iter().filter(|(name, _)| !want.sets.contains_key(*name)).collect();
     for (name, _) in &gone_sets {
-        let keys: Vec<Key> = have.elements.get(*name).into_iter().flatten().filter(|(_, value)| remade.is_target(value)).map(|(key, _)| key.clone()).collect();
+        let keys: Vec<Key> = have
+            .elements
+            .get(*name)
+            .into_iter()
+            .flatten()
+            .filter(|(_, value)| remade.is_target(value))
+            .map(|(key, _)| key.clone())
+            .collect();
         if !keys.is_empty() {
             now.push(Op::DeleteElements { set: (*name).clone(), keys }, None);
         }
@@ -174,9 +186,10 @@ impl<'a> Remade<'a> {
 
     fn refers(&self, expr: &Expr) -> bool {
         match expr {
-            Expr::InSet { set: name, .. } | Expr::VerdictMap { map: name, .. } | Expr::DnatMap { map: name, .. } | Expr::UpdateSet(name) => {
-                self.sets.contains(name)
-            }
+            Expr::InSet { set: name, .. }
+            | Expr::VerdictMap { map: name, .. }
+            | Expr::DnatMap { map: name, .. }
+            | Expr::UpdateSet(name) => self.sets.contains(name),
             Expr::Verdict(Verdict::Jump(name) | Verdict::Goto(name)) => self.chains.contains(name),
             _ => false,
         }
@@ -194,12 +207,17 @@ pub(super) fn same_set(a: &Set, b: &Set) -> bool {
     const DYNAMIC_SIZE: u32 = 0xffff;
     let size_of = |set: &Set| if set.dynamic_timeout_ms.is_some() { set.size.or(Some(DYNAMIC_SIZE)) } else { set.size };
     let Set { key, data, interval, dynamic_timeout_ms, size: _, comment: _, delete_late: _ } = a;
-    (key, data, interval, dynamic_timeout_ms, size_of(a)) == (&b.key, &b.data, &b.interval, &b.dynamic_timeout_ms, size_of(b))
+    (key, data, interval, dynamic_timeout_ms, size_of(a))
+        == (&b.key, &b.data, &b.interval, &b.dynamic_timeout_ms, size_of(b))
 }
 
 /// In an interval set a key without an end is one that ends where it starts.
 pub(super) fn normal_key<'a>(set: &Set, key: &'a Key) -> Cow<'a, Key> {
-    if set.interval && key.end.is_none() { Cow::Owned(Key::range(key.start.clone(), key.start.clone())) } else { Cow::Borrowed(key) }
+    if set.interval && key.end.is_none() {
+        Cow::Owned(Key::range(key.start.clone(), key.start.clone()))
+    } else {
+        Cow::Borrowed(key)
+    }
 }
 
 #[derive(Default)]
@@ -212,7 +230,12 @@ struct ElementChanges {
 }
 
 impl ElementChanges {
-    fn of(set: &Set, have: Option<&BTreeMap<Key, Value>>, want: Option<&BTreeMap<Key, Value>>, remade: &Remade<'_>) -> Self {
+    fn of(
+        set: &Set,
+        have: Option<&BTreeMap<Key, Value>>,
+        want: Option<&BTreeMap<Key, Value>>,
+        remade: &Remade<'_>,
+    ) -> Self {
         let mut changes = Self::default();
         let mut wanted = 0;
         for (key, value) in want.into_iter().flatten() {
@@ -228,7 +251,8 @@ impl ElementChanges {
             }
         }
         if have.map_or(0, BTreeMap::len) > wanted {
-            let want: BTreeSet<Cow<'_, Key>> = want.into_iter().flatten().map(|(key, _)| normal_key(set, key)).collect();
+            let want: BTreeSet<Cow<'_, Key>> =
+                want.into_iter().flatten().map(|(key, _)| normal_key(set, key)).collect();
             for (key, value) in have.into_iter().flatten().filter(|(key, _)| !want.contains(*key)) {
                 let list = if remade.is_target(value) { &mut changes.delete } else { &mut changes.surplus };
                 list.push(key.clone());

@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 use super::expr::{Direction, Expr, Load};
-use super::object::{BaseChain, Chain, ChainType, Data, Field, Hook, Key, MapData, Name, Rule, Ruleset, Set, Value, Verdict};
+use super::object::{
+    BaseChain, Chain, ChainType, Data, Field, Hook, Key, MapData, Name, Rule, Ruleset, Set, Value, Verdict,
+};
 use super::transaction::{Op, Transaction};
 use ipnet::IpNet;
 use proxy_common::{IpFamily, Protocol};
@@ -41,7 +43,11 @@ fn set_block(family: IpFamily, name: &str, set: &Set, elements: Option<&BTreeMap
     }
     if let Some(elements) = elements.filter(|elements| !elements.is_empty()) {
         let texts: Vec<String> = elements.iter().map(|(key, value)| element(family, set, key, Some(value))).collect();
-        let _ = writeln!(out, "\t\telements = {{ {} }}", texts.join(if texts.len() > INLINE_ELEMENTS { ",\n\t\t\t     " } else { ", " }));
+        let _ = writeln!(
+            out,
+            "\t\telements = {{ {} }}",
+            texts.join(if texts.len() > INLINE_ELEMENTS { ",\n\t\t\t     " } else { ", " })
+        );
     }
     out + "\t}\n"
 }
@@ -78,7 +84,11 @@ pub fn transaction(transaction: &Transaction, sets: &BTreeMap<Name, Set>) -> Str
                 let base = base.as_ref().map(|base| format!(" {}", base_chain(base)));
                 let comment = comment.as_ref().map(|comment| format!(" comment {};", quoted(comment)));
                 let properties = base.unwrap_or_default() + &comment.unwrap_or_default();
-                if properties.is_empty() { format!("add chain {table} {name}") } else { format!("add chain {table} {name} {{{properties} }}") }
+                if properties.is_empty() {
+                    format!("add chain {table} {name}")
+                } else {
+                    format!("add chain {table} {name} {{{properties} }}")
+                }
             }
             Op::FlushChain(name) => format!("flush chain {table} {name}"),
             Op::DeleteChain(name) => format!("delete chain {table} {name}"),
@@ -86,14 +96,19 @@ pub fn transaction(transaction: &Transaction, sets: &BTreeMap<Name, Set>) -> Str
             Op::DeleteRule { chain, handle } => format!("delete rule {table} {chain} handle {handle}"),
             Op::AddSet { name, set } => {
                 added.insert(name, set);
-                let properties: Vec<String> = set_properties(family, set).into_iter().map(|property| property + ";").collect();
+                let properties: Vec<String> =
+                    set_properties(family, set).into_iter().map(|property| property + ";").collect();
                 format!("add {} {table} {name} {{ {} }}", kind(set), properties.join(" "))
             }
             Op::DeleteSet(name) => format!("delete {} {table} {name}", added.get(name).map_or("set", |set| kind(set))),
             Op::FlushSet(name) => format!("flush {} {table} {name}", added.get(name).map_or("set", |set| kind(set))),
-            Op::AddElements { set, elements } => {
-                element_command("add", transaction, set, added.get(set).copied(), elements.iter().map(|(key, value)| (key, Some(value))))
-            }
+            Op::AddElements { set, elements } => element_command(
+                "add",
+                transaction,
+                set,
+                added.get(set).copied(),
+                elements.iter().map(|(key, value)| (key, Some(value))),
+            ),
             Op::DeleteElements { set, keys } => {
                 element_command("delete", transaction, set, added.get(set).copied(), keys.iter().map(|key| (key, None)))
             }
@@ -105,7 +120,11 @@ pub fn transaction(transaction: &Transaction, sets: &BTreeMap<Name, Set>) -> Str
 }
 
 fn element_command<'a>(
-    verb: &str, transaction: &Transaction, name: &str, set: Option<&Set>, elements: impl Iterator<Item = (&'a Key, Option<&'a Value>)>,
+    verb: &str,
+    transaction: &Transaction,
+    name: &str,
+    set: Option<&Set>,
+    elements: impl Iterator<Item = (&'a Key, Option<&'a Value>)>,
 ) -> String {
     let table = &transaction.table;
     match set {
@@ -114,7 +133,10 @@ fn element_command<'a>(
             if texts.is_empty() {
                 return format!("# {verb} no element of {table} {name}");
             }
-            format!("{verb} element {table} {name} {{ {} }}", texts.join(if texts.len() > INLINE_ELEMENTS { ",\n\t" } else { ", " }))
+            format!(
+                "{verb} element {table} {name} {{ {} }}",
+                texts.join(if texts.len() > INLINE_ELEMENTS { ",\n\t" } else { ", " })
+            )
         }
         None => {
             let keys: Vec<String> = elements.map(|(key, _)| hexadecimal(&key.start)).collect();
@@ -129,7 +151,18 @@ fn hexadecimal(bytes: &[u8]) -> String {
 
 /// nft(8) has no way to write a quotation mark or a line break in a string.
 fn quoted(text: &str) -> String {
-    let text: String = text.chars().map(|c| if c == '"' { '\'' } else if c.is_control() { ' ' } else { c }).collect();
+    let text: String = text
+        .chars()
+        .map(|c| {
+            if c == '"' {
+                '\''
+            } else if c.is_control() {
+                ' '
+            } else {
+                c
+            }
+        })
+        .collect();
     format!("\"{text}\"")
 }
 
@@ -147,7 +180,10 @@ fn set_properties(family: IpFamily, set: &Set) -> Vec<String> {
     }
     let type_of = set.key.contains(&Field::Random) || data.contains(&Field::Random);
     let all = |fields: &[Field]| {
-        let names: Vec<&str> = fields.iter().map(|field| if type_of { field_expression(family, *field) } else { field_type(family, *field) }).collect();
+        let names: Vec<&str> = fields
+            .iter()
+            .map(|field| if type_of { field_expression(family, *field) } else { field_type(family, *field) })
+            .collect();
         names.join(" . ")
     };
     let key = all(&set.key);
@@ -217,7 +253,9 @@ pub(super) fn element(family: IpFamily, set: &Set, key: &Key, value: Option<&Val
     }
     match (&value.data, &set.data) {
         (Some(Data::Verdict(verdict)), _) => out += &format!(" : {}", self::verdict(verdict)),
-        (Some(Data::Value(bytes)), Some(MapData::Value(fields))) => out += &format!(" : {}", concatenation(family, fields, bytes)),
+        (Some(Data::Value(bytes)), Some(MapData::Value(fields))) => {
+            out += &format!(" : {}", concatenation(family, fields, bytes))
+        }
         (Some(Data::Value(bytes)), _) => out += &format!(" : {}", hexadecimal(bytes)),
         (None, _) => {}
     }
@@ -246,7 +284,10 @@ fn key(family: IpFamily, fields: &[Field], key: &Key) -> String {
             if start == end {
                 return field_value(field, start);
             }
-            network(start, end).map_or_else(|| format!("{}-{}", field_value(field, start), field_value(field, end)), |network| network.to_string())
+            network(start, end).map_or_else(
+                || format!("{}-{}", field_value(field, start), field_value(field, end)),
+                |network| network.to_string(),
+            )
         })
         .collect();
     parts.join(" . ")
@@ -273,7 +314,10 @@ fn field_value(field: Field, bytes: &[u8]) -> String {
     let number = |bytes: &[u8]| bytes.try_into().ok().map(u32::from_ne_bytes);
     let text = match (field, bytes) {
         (Field::Address, bytes) => ip(bytes).map(|ip| ip.to_string()),
-        (Field::Protocol, [protocol, ..]) => Some(Protocol::from_number(*protocol).map_or_else(|| protocol.to_string(), |protocol| protocol.name().to_owned())),
+        (Field::Protocol, [protocol, ..]) => Some(
+            Protocol::from_number(*protocol)
+                .map_or_else(|| protocol.to_string(), |protocol| protocol.name().to_owned()),
+        ),
         (Field::Port, [high, low, ..]) => Some(u16::from_be_bytes([*high, *low]).to_string()),
         (Field::Random, bytes) => number(bytes).map(|number| number.to_string()),
         _ => None,
@@ -361,7 +405,9 @@ fn expr(family: IpFamily, expr: &Expr) -> String {
             let network = if whole { network.addr().to_string() } else { network.trunc().to_string() };
             format!("{} {}{network}", address(family, *direction), not(*negate))
         }
-        Expr::InputInterface { name, prefix, negate } => format!("iifname {}\"{name}{}\"", not(*negate), if *prefix { "*" } else { "" }),
+        Expr::InputInterface { name, prefix, negate } => {
+            format!("iifname {}\"{name}{}\"", not(*negate), if *prefix { "*" } else { "" })
+        }
         Expr::FibLocal(Direction::Source) => "fib saddr type local".to_owned(),
         Expr::FibLocal(Direction::Destination) => "fib daddr type local".to_owned(),
         Expr::L4Proto(protocol) => format!("meta l4proto {}", protocol.name()),
@@ -369,7 +415,11 @@ fn expr(family: IpFamily, expr: &Expr) -> String {
         Expr::VerdictMap { loads, map } => format!("{} vmap @{map}", self::loads(family, loads)),
         Expr::OneIn(modulus) => format!("numgen random mod {modulus} 0"),
         Expr::DnatMap { loads, map } => {
-            format!("dnat {} to {} map @{map}", if family == IpFamily::V4 { "ip" } else { "ip6" }, self::loads(family, loads))
+            format!(
+                "dnat {} to {} map @{map}",
+                if family == IpFamily::V4 { "ip" } else { "ip6" },
+                self::loads(family, loads)
+            )
         }
         Expr::Dnat { address: IpAddr::V4(address), port } => format!("dnat to {address}:{port}"),
         Expr::Dnat { address: IpAddr::V6(address), port } => format!("dnat to [{address}]:{port}"),

@@ -42,7 +42,10 @@ fn sync_repairs_what_verify_finds() {
 
             let name = want.table.to_string();
             nft(&["-f", "-"], &format!("flush chain {name} services\nflush map {name} service-ips\nadd chain {name} theirs\nadd rule {name} empty accept")).unwrap();
-            assert_eq!(table.verify(&want).unwrap().len(), want.chains["services"].rules.len() + want.elements["service-ips"].len() + 2);
+            assert_eq!(
+                table.verify(&want).unwrap().len(),
+                want.chains["services"].rules.len() + want.elements["service-ips"].len() + 2
+            );
             let late = table.sync(&want).unwrap();
             assert_eq!(late.steps.len(), 1, "the foreign chain");
             connection.commit(&late).unwrap();
@@ -73,7 +76,8 @@ fn affinity_of_sets_that_are_wanted_is_imported() {
         transaction.push(Op::DestroyTable(theirs), None);
         connection.commit(&transaction).unwrap();
         let have = connection.read(&want.table, true).unwrap().unwrap();
-        let minutes: Vec<u64> = have.elements["affinity-X"].values().map(|value| value.expires_ms.unwrap().div_ceil(60_000)).collect();
+        let minutes: Vec<u64> =
+            have.elements["affinity-X"].values().map(|value| value.expires_ms.unwrap().div_ceil(60_000)).collect();
         // Ours lasts three hours.
         assert_eq!(minutes, [10, 180]);
     });

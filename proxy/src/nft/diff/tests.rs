@@ -19,13 +19,15 @@ fn address(n: u8) -> Bytes {
     [10, 0, 0, n].into()
 }
 
+type SetSeed = (u8, Vec<(u8, u8)>, bool);
+
 /// What a random ruleset is made of; `build` leaves out what would not be valid.
 #[derive(Clone, Debug)]
 struct Seed {
     /// Kind (0 absent, 1 and 2 regular, 3… base chains) and rules (kind, number) of each chain.
     chains: Vec<(u8, Vec<(u8, u8)>)>,
-    /// Kind and elements (key, data) of each set.
-    sets: Vec<(u8, Vec<(u8, u8)>, bool)>,
+    /// Kind, elements (key, data) and `delete_late` of each set.
+    sets: Vec<SetSeed>,
 }
 
 pub(crate) fn seeds() -> impl Strategy<Value = Ruleset> {
@@ -100,7 +102,9 @@ fn build(seed: &Seed) -> Ruleset {
                 0 | 1 if regular(*n) && usize::from(*n) > number => Expr::Verdict(Verdict::Jump(chain_name(*n))),
                 2 | 3 if data == Some(&MapData::Verdict) => Expr::VerdictMap { loads, map: set_name(*n) },
                 2 | 3 if set.is_some_and(|set| set.dynamic_timeout_ms.is_some()) => Expr::UpdateSet(set_name(*n)),
-                2 | 3 if set.is_some() && data.is_none() => Expr::InSet { loads, set: set_name(*n), negate: *kind == 3 },
+                2 | 3 if set.is_some() && data.is_none() => {
+                    Expr::InSet { loads, set: set_name(*n), negate: *kind == 3 }
+                }
                 4 => Expr::Counter,
                 5 => Expr::MarkSet(u32::from(*n) + 1),
                 _ => return None,
@@ -188,17 +192,25 @@ fn a_changed_slot_is_two_operations() {
             delete_late: true,
         };
         ruleset.sets.insert(name.clone(), set);
-        let element = |n: u8| (Key::single(address(n)), Value { data: Some(Data::Value(address(if n == 7 { changed } else { n }))), ..Value::default() });
+        let element = |n: u8| {
+            (
+                Key::single(address(n)),
+                Value { data: Some(Data::Value(address(if n == 7 { changed } else { n }))), ..Value::default() },
+            )
+        };
         ruleset.elements.insert(name.clone(), (0..100).map(element).collect());
         ruleset
     };
     let Difference { now, late } = diff(Some(&slots(7)), &slots(8));
     let ops: Vec<Op> = now.steps.into_iter().map(|step| step.op).collect();
     let element = (Key::single(address(7)), Value { data: Some(Data::Value(address(8))), ..Value::default() });
-    assert_eq!(ops, [
-        Op::DeleteElements { set: name.clone(), keys: vec![element.0.clone()] },
-        Op::AddElements { set: name, elements: vec![element] },
-    ]);
+    assert_eq!(
+        ops,
+        [
+            Op::DeleteElements { set: name.clone(), keys: vec![element.0.clone()] },
+            Op::AddElements { set: name, elements: vec![element] },
+        ]
+    );
     assert!(late.is_empty());
 }
 
@@ -217,7 +229,8 @@ fn slots_that_go_are_deleted_late() {
 fn elements_of_dynamic_sets_are_left_alone() {
     let want = build(&Seed { chains: vec![], sets: vec![(5, vec![], false)] });
     let mut have = want.clone();
-    have.elements.insert(set_name(0), [(Key::single(address(1)), Value { expires_ms: Some(5), ..Value::default() })].into());
+    have.elements
+        .insert(set_name(0), [(Key::single(address(1)), Value { expires_ms: Some(5), ..Value::default() })].into());
     let Difference { now, late } = diff(Some(&have), &want);
     assert!(now.is_empty() && late.is_empty());
 }

@@ -9,7 +9,9 @@ use super::ffi::{self, Borrowed, Object};
 use super::operation::{self, Base, Ct, Meta, Operation};
 use super::userdata;
 use crate::nft::expr::{Direction, Expr};
-use crate::nft::object::{BaseChain, Chain, ChainType, Data, Field, Hook, Key, MapData, Name, Rule, Set, TableId, Value, Verdict};
+use crate::nft::object::{
+    BaseChain, Chain, ChainType, Data, Field, Hook, Key, MapData, Name, Rule, Set, TableId, Value, Verdict,
+};
 use nftnl_sys as sys;
 use proxy_common::IpFamily;
 use std::collections::BTreeMap;
@@ -51,7 +53,8 @@ fn attribute(message: &[u8], kind: u16) -> Option<&[u8]> {
 pub fn table(message: &[u8]) -> Option<(TableId, Option<String>)> {
     let table = ffi::parse::<ffi::Table>(message)?;
     let id = TableId { family: family(message)?, name: table.string(sys::NFTNL_TABLE_NAME)?.into() };
-    let comment = table.bytes(sys::NFTNL_TABLE_USERDATA).and_then(|data| userdata::find_comment(data, userdata::COMMENT));
+    let comment =
+        table.bytes(sys::NFTNL_TABLE_USERDATA).and_then(|data| userdata::find_comment(data, userdata::COMMENT));
     Some((id, comment))
 }
 
@@ -75,7 +78,8 @@ pub fn chain(message: &[u8], of: &TableId) -> Option<(Name, Chain)> {
     };
     // Not through libnftnl, which says that this string has 4 bytes (1.2.4, `nftnl_chain_get_data`).
     let base = string_attribute(message, CHAIN_TYPE).map(|kind| base_chain(&chain, kind));
-    let comment = chain.bytes(sys::NFTNL_CHAIN_USERDATA).and_then(|data| userdata::find_comment(data, userdata::COMMENT));
+    let comment =
+        chain.bytes(sys::NFTNL_CHAIN_USERDATA).and_then(|data| userdata::find_comment(data, userdata::COMMENT));
     Some((name, Chain { base, comment, rules: Vec::new() }))
 }
 
@@ -83,7 +87,9 @@ const FOREIGN_BASE: BaseChain = BaseChain { chain_type: ChainType::Foreign, hook
 
 fn base_chain(chain: &Object<ffi::Chain>, kind: &str) -> BaseChain {
     let hook = chain.number(sys::NFTNL_CHAIN_HOOKNUM).and_then(|number| {
-        [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting].into_iter().find(|hook| *hook as u32 == number)
+        [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting]
+            .into_iter()
+            .find(|hook| *hook as u32 == number)
     });
     let chain_type = match kind {
         "filter" => Some(ChainType::Filter),
@@ -106,7 +112,11 @@ pub fn rule(message: &[u8]) -> Option<(Name, u64, Rule)> {
     let chain = string_attribute(message, RULE_CHAIN)?.into();
     let handle = attribute(message, RULE_HANDLE)?.try_into().ok().map(u64::from_be_bytes)?;
     let Some(rule) = ffi::parse::<ffi::Rule>(message) else {
-        return Some((chain, handle, Rule { exprs: vec![Expr::Foreign("a rule that libnftnl cannot read".to_owned())], comment: None }));
+        return Some((
+            chain,
+            handle,
+            Rule { exprs: vec![Expr::Foreign("a rule that libnftnl cannot read".to_owned())], comment: None },
+        ));
     };
     let mut operations = Vec::new();
     rule.for_each(|expression| operations.push(operation(expression)));
@@ -167,12 +177,14 @@ fn known_operation(name: &str, e: &Borrowed<'_, ffi::Expression>) -> Option<Oper
             },
             to: register(sys::NFTNL_EXPR_CT_DREG)?,
         },
-        "bitwise" if e.number(sys::NFTNL_EXPR_BITWISE_OP).is_none_or(|op| op == encode::NFT_BITWISE_BOOL) => Operation::Bitwise {
-            from: register(sys::NFTNL_EXPR_BITWISE_SREG)?,
-            to: register(sys::NFTNL_EXPR_BITWISE_DREG)?,
-            mask: e.bytes(sys::NFTNL_EXPR_BITWISE_MASK)?.to_vec(),
-            xor: e.bytes(sys::NFTNL_EXPR_BITWISE_XOR)?.to_vec(),
-        },
+        "bitwise" if e.number(sys::NFTNL_EXPR_BITWISE_OP).is_none_or(|op| op == encode::NFT_BITWISE_BOOL) => {
+            Operation::Bitwise {
+                from: register(sys::NFTNL_EXPR_BITWISE_SREG)?,
+                to: register(sys::NFTNL_EXPR_BITWISE_DREG)?,
+                mask: e.bytes(sys::NFTNL_EXPR_BITWISE_MASK)?.to_vec(),
+                xor: e.bytes(sys::NFTNL_EXPR_BITWISE_XOR)?.to_vec(),
+            }
+        }
         "cmp" => Operation::Compare {
             register: register(sys::NFTNL_EXPR_CMP_SREG)?,
             equal: match e.number(sys::NFTNL_EXPR_CMP_OP)? as i32 {
@@ -183,7 +195,10 @@ fn known_operation(name: &str, e: &Borrowed<'_, ffi::Expression>) -> Option<Oper
             data: e.bytes(sys::NFTNL_EXPR_CMP_DATA)?.to_vec(),
         },
         "immediate" => match e.number(sys::NFTNL_EXPR_IMM_DREG)? {
-            0 => Operation::Verdict(verdict(e.number(sys::NFTNL_EXPR_IMM_VERDICT)? as i32, e.string(sys::NFTNL_EXPR_IMM_CHAIN))?),
+            0 => Operation::Verdict(verdict(
+                e.number(sys::NFTNL_EXPR_IMM_VERDICT)? as i32,
+                e.string(sys::NFTNL_EXPR_IMM_CHAIN),
+            )?),
             _ => Operation::Immediate {
                 to: register(sys::NFTNL_EXPR_IMM_DREG)?,
                 data: e.bytes(sys::NFTNL_EXPR_IMM_DATA)?.to_vec(),
@@ -222,17 +237,21 @@ fn known_operation(name: &str, e: &Borrowed<'_, ffi::Expression>) -> Option<Oper
         }
         "masq" => {
             let flags = e.number(sys::NFTNL_EXPR_MASQ_FLAGS).unwrap_or(0) & !encode::NAT_PROTO_SPECIFIED;
-            let ports = match (register(sys::NFTNL_EXPR_MASQ_REG_PROTO_MIN), register(sys::NFTNL_EXPR_MASQ_REG_PROTO_MAX)) {
-                (None, None) => None,
-                (Some(min), Some(max)) => Some((min, max)),
-                _ => return None,
-            };
+            let ports =
+                match (register(sys::NFTNL_EXPR_MASQ_REG_PROTO_MIN), register(sys::NFTNL_EXPR_MASQ_REG_PROTO_MAX)) {
+                    (None, None) => None,
+                    (Some(min), Some(max)) => Some((min, max)),
+                    _ => return None,
+                };
             if flags & !encode::NAT_FULLY_RANDOM != 0 {
                 return None;
             }
             Operation::Masquerade { fully_random: flags != 0, ports }
         }
-        "numgen" if e.number(sys::NFTNL_EXPR_NG_TYPE)? == encode::NFT_NUMGEN_RANDOM && e.number(sys::NFTNL_EXPR_NG_OFFSET).unwrap_or(0) == 0 => {
+        "numgen"
+            if e.number(sys::NFTNL_EXPR_NG_TYPE)? == encode::NFT_NUMGEN_RANDOM
+                && e.number(sys::NFTNL_EXPR_NG_OFFSET).unwrap_or(0) == 0 =>
+        {
             Operation::Random { modulus: e.number(sys::NFTNL_EXPR_NG_MODULUS)?, to: register(sys::NFTNL_EXPR_NG_DREG)? }
         }
         "fib" if e.number(sys::NFTNL_EXPR_FIB_RESULT)? == encode::NFT_FIB_RESULT_ADDRTYPE => Operation::FibType {
@@ -250,14 +269,19 @@ fn known_operation(name: &str, e: &Borrowed<'_, ffi::Expression>) -> Option<Oper
                 && unset(sys::NFTNL_EXPR_DYNSET_EXPRESSIONS)
                 && e.number64(sys::NFTNL_EXPR_DYNSET_TIMEOUT).unwrap_or(0) == 0 =>
         {
-            Operation::Update { set: e.string(sys::NFTNL_EXPR_DYNSET_SET_NAME)?.into(), key: register(sys::NFTNL_EXPR_DYNSET_SREG_KEY)? }
+            Operation::Update {
+                set: e.string(sys::NFTNL_EXPR_DYNSET_SET_NAME)?.into(),
+                key: register(sys::NFTNL_EXPR_DYNSET_SREG_KEY)?,
+            }
         }
         "counter" => Operation::Counter,
         "reject" if e.number(sys::NFTNL_EXPR_REJECT_TYPE)? == encode::NFT_REJECT_ICMP_UNREACH => {
             Operation::Reject { code: *e.bytes(sys::NFTNL_EXPR_REJECT_CODE)?.first()? }
         }
         // nft 1.0.6 converts `meta l4proto`, one byte, in units of two bytes: no byte changes.
-        "byteorder" if e.number(sys::NFTNL_EXPR_BYTEORDER_LEN)? < e.number(sys::NFTNL_EXPR_BYTEORDER_SIZE)? => Operation::Nothing,
+        "byteorder" if e.number(sys::NFTNL_EXPR_BYTEORDER_LEN)? < e.number(sys::NFTNL_EXPR_BYTEORDER_SIZE)? => {
+            Operation::Nothing
+        }
         _ => return None,
     })
 }
@@ -287,7 +311,15 @@ pub fn set(message: &[u8], of: &TableId) -> Option<(Name, Set)> {
 }
 
 fn foreign_set() -> Set {
-    Set { key: Vec::new(), data: None, interval: false, dynamic_timeout_ms: None, size: None, comment: None, delete_late: false }
+    Set {
+        key: Vec::new(),
+        data: None,
+        interval: false,
+        dynamic_timeout_ms: None,
+        size: None,
+        comment: None,
+        delete_late: false,
+    }
 }
 
 fn known_set(family: IpFamily, set: &Object<ffi::Set>) -> Option<Set> {
@@ -383,12 +415,15 @@ impl Elements {
             Some(number) => verdict(number as i32, element.string(sys::NFTNL_SET_ELEM_CHAIN)).map(Data::Verdict),
             None => element.bytes(sys::NFTNL_SET_ELEM_DATA).map(|data| Data::Value(data.into())),
         };
-        let comment = element.bytes(sys::NFTNL_SET_ELEM_USERDATA).and_then(|data| userdata::find_comment(data, userdata::COMMENT));
+        let comment = element
+            .bytes(sys::NFTNL_SET_ELEM_USERDATA)
+            .and_then(|data| userdata::find_comment(data, userdata::COMMENT));
         let value = Value { data, comment, expires_ms: element.number64(sys::NFTNL_SET_ELEM_EXPIRATION) };
         if self.ranges {
             self.starts.insert(key.to_vec(), value);
         } else {
-            let end = self.concatenated_ranges.then(|| element.bytes(sys::NFTNL_SET_ELEM_KEY_END).unwrap_or(key).into());
+            let end =
+                self.concatenated_ranges.then(|| element.bytes(sys::NFTNL_SET_ELEM_KEY_END).unwrap_or(key).into());
             self.found.insert(Key { start: key.into(), end }, value);
         }
     }

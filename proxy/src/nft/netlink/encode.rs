@@ -4,8 +4,8 @@
 use super::ffi::{self, Object, Scratch};
 use super::operation::{self, Base, Ct, Meta, Operation};
 use super::{Class, Error, userdata};
-use crate::nft::object::{BaseChain, ChainType, Data, Field, Key, MapData, Rule, Set, TableId, Value, Verdict};
 use crate::nft::expr::Direction;
+use crate::nft::object::{BaseChain, ChainType, Data, Field, Key, MapData, Rule, Set, TableId, Value, Verdict};
 use crate::nft::transaction::{Op, Transaction};
 use nftnl_sys as sys;
 use proxy_common::IpFamily;
@@ -90,7 +90,8 @@ impl Batch {
     /// Gives all messages new sequence numbers from this one on.
     pub fn renumber(&mut self, first_seq: u32) {
         self.first_seq = first_seq;
-        let begin_and_rest = std::iter::once(0).chain(self.messages.iter().map(|message| message.start)).chain([self.end_start]);
+        let begin_and_rest =
+            std::iter::once(0).chain(self.messages.iter().map(|message| message.start)).chain([self.end_start]);
         for (number, start) in begin_and_rest.enumerate() {
             self.data[start + 8..start + 12].copy_from_slice(&first_seq.wrapping_add(number as u32).to_ne_bytes());
         }
@@ -220,7 +221,15 @@ impl Encoder<'_> {
         self.message_of(self.table.family, kind, flags, object, 0, Vec::new());
     }
 
-    fn message_of<K: ffi::Message>(&mut self, family: IpFamily, kind: i32, flags: i32, object: &mut Object<K>, element: usize, elements: Vec<u8>) {
+    fn message_of<K: ffi::Message>(
+        &mut self,
+        family: IpFamily,
+        kind: i32,
+        flags: i32,
+        object: &mut Object<K>,
+        element: usize,
+        elements: Vec<u8>,
+    ) {
         let seq = self.batch.last_seq().wrapping_add(1);
         let start = self.batch.data.len();
         self.batch.messages.push(Message { start, step: self.step, element, elements });
@@ -237,10 +246,19 @@ impl Encoder<'_> {
                 }
                 self.message(libc::NFT_MSG_NEWTABLE, libc::NLM_F_CREATE, &mut table);
             }
-            Op::DeleteTable(id) => self.message_of(id.family, libc::NFT_MSG_DELTABLE, 0, &mut table_object(id)?, 0, Vec::new()),
+            Op::DeleteTable(id) => {
+                self.message_of(id.family, libc::NFT_MSG_DELTABLE, 0, &mut table_object(id)?, 0, Vec::new())
+            }
             Op::DestroyTable(id) => {
                 // NFT_MSG_DESTROYTABLE exists since Linux 6.3 only: make sure that it exists, then delete it.
-                self.message_of(id.family, libc::NFT_MSG_NEWTABLE, libc::NLM_F_CREATE, &mut table_object(id)?, 0, Vec::new());
+                self.message_of(
+                    id.family,
+                    libc::NFT_MSG_NEWTABLE,
+                    libc::NLM_F_CREATE,
+                    &mut table_object(id)?,
+                    0,
+                    Vec::new(),
+                );
                 self.message_of(id.family, libc::NFT_MSG_DELTABLE, 0, &mut table_object(id)?, 0, Vec::new());
             }
             Op::AddChain { name, base, comment } => {
@@ -277,7 +295,9 @@ impl Encoder<'_> {
             }
             Op::DeleteSet(name) => {
                 let mut object = Object::<ffi::Set>::new();
-                object.set_string(sys::NFTNL_SET_TABLE, &self.table.name).set_string(sys::NFTNL_SET_NAME, checked(name)?);
+                object
+                    .set_string(sys::NFTNL_SET_TABLE, &self.table.name)
+                    .set_string(sys::NFTNL_SET_NAME, checked(name)?);
                 self.message(libc::NFT_MSG_DELSET, 0, &mut object);
             }
             Op::FlushSet(name) => {
@@ -319,7 +339,10 @@ impl Encoder<'_> {
             operation::lower(self.table.family, expr, &mut operations)?;
         }
         if operations.len() > RULE_OPERATIONS_MAX {
-            return Err(format!("a rule of {} kernel expressions; at most {RULE_OPERATIONS_MAX} are possible", operations.len()));
+            return Err(format!(
+                "a rule of {} kernel expressions; at most {RULE_OPERATIONS_MAX} are possible",
+                operations.len()
+            ));
         }
         for operation in &operations {
             object.push(expression(operation)?);
@@ -381,12 +404,17 @@ impl Encoder<'_> {
     }
 
     fn elements<'k>(
-        &mut self, set: &str, kind: i32, flags: i32, elements: impl Iterator<Item = (&'k Key, Option<&'k Value>)>,
+        &mut self,
+        set: &str,
+        kind: i32,
+        flags: i32,
+        elements: impl Iterator<Item = (&'k Key, Option<&'k Value>)>,
     ) -> Result<(), String> {
         let mut object = self.elements_object(set)?;
         let (mut size, mut first, mut parts) = (0, 0, Vec::new());
         for (number, (key, value)) in elements.enumerate() {
-            let cost = 2 * (80 + key.start.len() + key.end.as_ref().map_or(0, |end| end.len())) + value.map_or(0, value_cost);
+            let cost =
+                2 * (80 + key.start.len() + key.end.as_ref().map_or(0, |end| end.len())) + value.map_or(0, value_cost);
             if size + cost > ELEMENTS_MAX {
                 self.message_of(self.table.family, kind, flags, &mut object, first, std::mem::take(&mut parts));
                 object = self.elements_object(set)?;
@@ -403,7 +431,10 @@ impl Encoder<'_> {
 
     /// Adds an element; returns of how many netlink elements it is made.
     fn element(&self, object: &mut Object<ffi::Elements>, key: &Key, value: Option<&Value>) -> Result<u8, String> {
-        if key.start.is_empty() || key.start.len() > VALUE_MAX || key.end.as_ref().is_some_and(|end| end.len() != key.start.len()) {
+        if key.start.is_empty()
+            || key.start.len() > VALUE_MAX
+            || key.end.as_ref().is_some_and(|end| end.len() != key.start.len())
+        {
             return Err(format!("a key has 1 to {VALUE_MAX} bytes and its end as many"));
         }
         let mut element = Object::<ffi::Element>::new();
@@ -424,7 +455,9 @@ impl Encoder<'_> {
         object.push(element);
         let Some(behind) = successor(end) else { return Ok(1) };
         let mut element = Object::<ffi::Element>::new();
-        element.set_value(sys::NFTNL_SET_ELEM_KEY, &behind).set_number(sys::NFTNL_SET_ELEM_FLAGS, libc::NFT_SET_ELEM_INTERVAL_END as u32);
+        element
+            .set_value(sys::NFTNL_SET_ELEM_KEY, &behind)
+            .set_number(sys::NFTNL_SET_ELEM_FLAGS, libc::NFT_SET_ELEM_INTERVAL_END as u32);
         object.push(element);
         Ok(2)
     }
@@ -582,7 +615,9 @@ fn expression(operation: &Operation) -> Result<Object<ffi::Expression>, String> 
                 Meta::L4Protocol => libc::NFT_META_L4PROTO,
             };
             let mut expression = new(c"meta");
-            expression.set_number(sys::NFTNL_EXPR_META_KEY, key as u32).set_number(sys::NFTNL_EXPR_META_DREG, register(*to));
+            expression
+                .set_number(sys::NFTNL_EXPR_META_KEY, key as u32)
+                .set_number(sys::NFTNL_EXPR_META_DREG, register(*to));
             expression
         }
         Operation::SetMark { from } => {
@@ -598,7 +633,9 @@ fn expression(operation: &Operation) -> Result<Object<ffi::Expression>, String> 
                 Ct::Status => libc::NFT_CT_STATUS,
             };
             let mut expression = new(c"ct");
-            expression.set_number(sys::NFTNL_EXPR_CT_KEY, key as u32).set_number(sys::NFTNL_EXPR_CT_DREG, register(*to));
+            expression
+                .set_number(sys::NFTNL_EXPR_CT_KEY, key as u32)
+                .set_number(sys::NFTNL_EXPR_CT_DREG, register(*to));
             expression
         }
         Operation::Bitwise { from, to, mask, xor } => {
@@ -638,7 +675,9 @@ fn expression(operation: &Operation) -> Result<Object<ffi::Expression>, String> 
         }
         Operation::Lookup { from, to, set, invert } => {
             let mut expression = new(c"lookup");
-            expression.set_number(sys::NFTNL_EXPR_LOOKUP_SREG, register(*from)).set_string(sys::NFTNL_EXPR_LOOKUP_SET, checked(set)?);
+            expression
+                .set_number(sys::NFTNL_EXPR_LOOKUP_SREG, register(*from))
+                .set_string(sys::NFTNL_EXPR_LOOKUP_SET, checked(set)?);
             if let Some(to) = to {
                 let to = to.map_or(libc::NFT_REG_VERDICT as u32, register);
                 expression.set_number(sys::NFTNL_EXPR_LOOKUP_DREG, to);

@@ -85,30 +85,70 @@ macro_rules! kind {
 }
 
 kind!(
-    Table, sys::nftnl_table, allocate(sys::nftnl_table_alloc), sys::nftnl_table_free, sys::nftnl_table_set_data, sys::nftnl_table_get_data,
-    sys::nftnl_table_nlmsg_build_payload, sys::nftnl_table_nlmsg_parse
+    Table,
+    sys::nftnl_table,
+    allocate(sys::nftnl_table_alloc),
+    sys::nftnl_table_free,
+    sys::nftnl_table_set_data,
+    sys::nftnl_table_get_data,
+    sys::nftnl_table_nlmsg_build_payload,
+    sys::nftnl_table_nlmsg_parse
 );
 kind!(
-    Chain, sys::nftnl_chain, allocate(sys::nftnl_chain_alloc), sys::nftnl_chain_free, sys::nftnl_chain_set_data, sys::nftnl_chain_get_data,
-    sys::nftnl_chain_nlmsg_build_payload, sys::nftnl_chain_nlmsg_parse
+    Chain,
+    sys::nftnl_chain,
+    allocate(sys::nftnl_chain_alloc),
+    sys::nftnl_chain_free,
+    sys::nftnl_chain_set_data,
+    sys::nftnl_chain_get_data,
+    sys::nftnl_chain_nlmsg_build_payload,
+    sys::nftnl_chain_nlmsg_parse
 );
 kind!(
-    Rule, sys::nftnl_rule, allocate(sys::nftnl_rule_alloc), sys::nftnl_rule_free, sys::nftnl_rule_set_data, sys::nftnl_rule_get_data,
-    sys::nftnl_rule_nlmsg_build_payload, sys::nftnl_rule_nlmsg_parse
+    Rule,
+    sys::nftnl_rule,
+    allocate(sys::nftnl_rule_alloc),
+    sys::nftnl_rule_free,
+    sys::nftnl_rule_set_data,
+    sys::nftnl_rule_get_data,
+    sys::nftnl_rule_nlmsg_build_payload,
+    sys::nftnl_rule_nlmsg_parse
 );
 kind!(
-    Set, sys::nftnl_set, allocate(sys::nftnl_set_alloc), sys::nftnl_set_free, sys::nftnl_set_set_data, sys::nftnl_set_get_data,
-    sys::nftnl_set_nlmsg_build_payload, sys::nftnl_set_nlmsg_parse
+    Set,
+    sys::nftnl_set,
+    allocate(sys::nftnl_set_alloc),
+    sys::nftnl_set_free,
+    sys::nftnl_set_set_data,
+    sys::nftnl_set_get_data,
+    sys::nftnl_set_nlmsg_build_payload,
+    sys::nftnl_set_nlmsg_parse
 );
 kind!(
-    Elements, sys::nftnl_set, allocate(sys::nftnl_set_alloc), sys::nftnl_set_free, sys::nftnl_set_set_data, sys::nftnl_set_get_data,
-    sys::nftnl_set_elems_nlmsg_build_payload, sys::nftnl_set_elems_nlmsg_parse
+    Elements,
+    sys::nftnl_set,
+    allocate(sys::nftnl_set_alloc),
+    sys::nftnl_set_free,
+    sys::nftnl_set_set_data,
+    sys::nftnl_set_get_data,
+    sys::nftnl_set_elems_nlmsg_build_payload,
+    sys::nftnl_set_elems_nlmsg_parse
 );
 kind!(
-    Element, sys::nftnl_set_elem, allocate(sys::nftnl_set_elem_alloc), sys::nftnl_set_elem_free, sys::nftnl_set_elem_set, sys::nftnl_set_elem_get
+    Element,
+    sys::nftnl_set_elem,
+    allocate(sys::nftnl_set_elem_alloc),
+    sys::nftnl_set_elem_free,
+    sys::nftnl_set_elem_set,
+    sys::nftnl_set_elem_get
 );
 kind!(
-    Expression, sys::nftnl_expr, std::ptr::null_mut(), sys::nftnl_expr_free, sys::nftnl_expr_set, sys::nftnl_expr_get
+    Expression,
+    sys::nftnl_expr,
+    std::ptr::null_mut(),
+    sys::nftnl_expr_free,
+    sys::nftnl_expr_set,
+    sys::nftnl_expr_get
 );
 
 /// An object of libnftnl that we own.
@@ -311,11 +351,14 @@ pub fn parse<K: Message>(message: &[u8]) -> Option<Object<K>> {
     let start: *const libc::nlmsghdr = if message.as_ptr().cast::<libc::nlmsghdr>().is_aligned() {
         message.as_ptr().cast()
     } else {
-        aligned = message.chunks(8).map(|chunk| {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            u64::from_ne_bytes(word)
-        }).collect();
+        aligned = message
+            .chunks(8)
+            .map(|chunk| {
+                let mut word = [0; 8];
+                word[..chunk.len()].copy_from_slice(chunk);
+                u64::from_ne_bytes(word)
+            })
+            .collect();
         aligned.as_ptr().cast()
     };
     // SAFETY: `start` is aligned and begins `message.len()` readable bytes, at least as many as the header claims (checked

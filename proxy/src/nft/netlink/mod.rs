@@ -10,9 +10,9 @@ mod ffi;
 pub mod monitor;
 mod operation;
 mod socket;
-mod userdata;
 #[cfg(test)]
 pub(crate) mod tests;
+mod userdata;
 
 use super::object::{Chain, Key, Name, Ruleset, Set, TableId, Value};
 use super::transaction::{Op, Step, Transaction};
@@ -48,7 +48,7 @@ pub struct Error {
     /// Number of the failed step of the transaction.
     pub step: Option<usize>,
     /// The set and the element that the kernel refuses, if it says so.
-    pub element: Option<Box<(Name, Key)>>,
+    pub element: Option<(Name, Key)>,
     /// How to go on.
     pub class: Class,
     /// The kernel's answer.
@@ -129,10 +129,9 @@ impl Connection {
         let mut batch = encode::encode(transaction, 1, generation)?;
         let first = self.socket.reserve(batch.sequence_numbers());
         batch.renumber(first);
-        let errors = self
-            .socket
-            .commit(&batch)
-            .map_err(|source| failure(&format!("commit {} steps to table {}", transaction.steps.len(), transaction.table), None, source))?;
+        let errors = self.socket.commit(&batch).map_err(|source| {
+            failure(&format!("commit {} steps to table {}", transaction.steps.len(), transaction.table), None, source)
+        })?;
         let Some(first) = errors.into_iter().next() else { return Ok(()) };
         let step = batch.step(first.seq).and_then(|number| transaction.steps.get(number));
         let element = first.offset.and_then(|offset| batch.element(first.seq, offset));
@@ -147,7 +146,7 @@ impl Connection {
                     what,
                     service: step.service.clone(),
                     step: batch.step(first.seq),
-                    element: element.and_then(|number| nth_key(&step.op, number)).map(Box::new),
+                    element: element.and_then(|number| nth_key(&step.op, number)),
                     class: class(first.errno, Some(step)),
                     source,
                 }
@@ -161,9 +160,16 @@ impl Connection {
     /// # Errors
     /// As for a read.
     pub fn generation(&mut self) -> Result<u32, Error> {
-        let answer = self.socket.request(libc::NFT_MSG_GETGEN, None, 0, &[], || None, |found, message| {
-            *found = decode::number_attribute(message.0, NFTA_GEN_ID);
-        });
+        let answer = self.socket.request(
+            libc::NFT_MSG_GETGEN,
+            None,
+            0,
+            &[],
+            || None,
+            |found, message| {
+                *found = decode::number_attribute(message.0, NFTA_GEN_ID);
+            },
+        );
         match answer {
             Ok(Some(generation)) => Ok(generation),
             Ok(None) => Err(failure("read the generation", None, io::ErrorKind::InvalidData.into())),
@@ -193,9 +199,16 @@ impl Connection {
     /// The kernel's.
     pub fn list_chains(&mut self, table: &TableId) -> Result<BTreeMap<Name, Chain>, Error> {
         self.socket
-            .request(libc::NFT_MSG_GETCHAIN, Some(table.family), libc::NLM_F_DUMP, &[], BTreeMap::new, |chains, message| {
-                chains.extend(decode::chain(message.0, table));
-            })
+            .request(
+                libc::NFT_MSG_GETCHAIN,
+                Some(table.family),
+                libc::NLM_F_DUMP,
+                &[],
+                BTreeMap::new,
+                |chains, message| {
+                    chains.extend(decode::chain(message.0, table));
+                },
+            )
             .map_err(|source| failure(&format!("list chains of table {table}"), None, source))
     }
 
@@ -205,7 +218,10 @@ impl Connection {
     /// The kernel's.
     pub fn list_rules(&mut self, table: &TableId) -> Result<Vec<RuleInfo>, Error> {
         let rules = self.rules(table)?;
-        Ok(rules.into_iter().map(|(chain, handle, rule)| RuleInfo { chain, handle, targets: decode::targets(&rule) }).collect())
+        Ok(rules
+            .into_iter()
+            .map(|(chain, handle, rule)| RuleInfo { chain, handle, targets: decode::targets(&rule) })
+            .collect())
     }
 
     /// Definitions of the named sets and maps of a table; empty if the table does not exist. A set of a shape that Tandem does
@@ -216,9 +232,16 @@ impl Connection {
     pub fn list_sets(&mut self, table: &TableId) -> Result<BTreeMap<Name, Set>, Error> {
         let name = with_zero(&table.name);
         self.socket
-            .request(libc::NFT_MSG_GETSET, Some(table.family), libc::NLM_F_DUMP, &[(NFTA_SET_TABLE, &name)], BTreeMap::new, |sets, message| {
-                sets.extend(decode::set(message.0, table));
-            })
+            .request(
+                libc::NFT_MSG_GETSET,
+                Some(table.family),
+                libc::NLM_F_DUMP,
+                &[(NFTA_SET_TABLE, &name)],
+                BTreeMap::new,
+                |sets, message| {
+                    sets.extend(decode::set(message.0, table));
+                },
+            )
             .or_else(|error| if error.raw_os_error() == Some(libc::ENOENT) { Ok(BTreeMap::new()) } else { Err(error) })
             .map_err(|source| failure(&format!("list sets of table {table}"), None, source))
     }
@@ -229,16 +252,28 @@ impl Connection {
     /// The kernel's; ENOENT if the set does not exist.
     pub fn elements(&mut self, table: &TableId, name: &str, set: &Set) -> Result<BTreeMap<Key, Value>, Error> {
         let (table_name, set_name) = (with_zero(&table.name), with_zero(name));
-        let attributes: [(u16, &[u8]); 2] = [(NFTA_SET_ELEM_LIST_TABLE, &table_name), (NFTA_SET_ELEM_LIST_SET, &set_name)];
+        let attributes: [(u16, &[u8]); 2] =
+            [(NFTA_SET_ELEM_LIST_TABLE, &table_name), (NFTA_SET_ELEM_LIST_SET, &set_name)];
         let mut unreadable = false;
         let elements = self
             .socket
-            .request(libc::NFT_MSG_GETSETELEM, Some(table.family), libc::NLM_F_DUMP, &attributes, || decode::Elements::new(set), |elements, message| {
-                unreadable |= elements.add(message.0).is_none();
-            })
+            .request(
+                libc::NFT_MSG_GETSETELEM,
+                Some(table.family),
+                libc::NLM_F_DUMP,
+                &attributes,
+                || decode::Elements::new(set),
+                |elements, message| {
+                    unreadable |= elements.add(message.0).is_none();
+                },
+            )
             .map_err(|source| failure(&format!("read elements of set {name} of table {table}"), None, source))?;
         if unreadable {
-            return Err(failure(&format!("read elements of set {name} of table {table}"), None, io::ErrorKind::InvalidData.into()));
+            return Err(failure(
+                &format!("read elements of set {name} of table {table}"),
+                None,
+                io::ErrorKind::InvalidData.into(),
+            ));
         }
         Ok(elements.finish())
     }
@@ -246,11 +281,18 @@ impl Connection {
     fn rules(&mut self, table: &TableId) -> Result<Vec<(Name, u64, super::object::Rule)>, Error> {
         let name = with_zero(&table.name);
         self.socket
-            .request(libc::NFT_MSG_GETRULE, Some(table.family), libc::NLM_F_DUMP, &[(NFTA_RULE_TABLE, &name)], Vec::new, |rules, message| {
-                if decode::string_attribute(message.0, NFTA_RULE_TABLE) == Some(&*table.name) {
-                    rules.extend(decode::rule(message.0));
-                }
-            })
+            .request(
+                libc::NFT_MSG_GETRULE,
+                Some(table.family),
+                libc::NLM_F_DUMP,
+                &[(NFTA_RULE_TABLE, &name)],
+                Vec::new,
+                |rules, message| {
+                    if decode::string_attribute(message.0, NFTA_RULE_TABLE) == Some(&*table.name) {
+                        rules.extend(decode::rule(message.0));
+                    }
+                },
+            )
             .or_else(|error| if error.raw_os_error() == Some(libc::ENOENT) { Ok(Vec::new()) } else { Err(error) })
             .map_err(|source| failure(&format!("read rules of table {table}"), None, source))
     }
@@ -266,18 +308,31 @@ impl Connection {
             match self.read_once(table, dynamic) {
                 Ok(ruleset) if self.generation()? == before => return Ok(ruleset),
                 // A set was deleted between its listing and its dump: again.
-                Err(error) if error.source.raw_os_error() != Some(libc::ENOENT) || self.generation()? == before => return Err(error),
+                Err(error) if error.source.raw_os_error() != Some(libc::ENOENT) || self.generation()? == before => {
+                    return Err(error);
+                }
                 _ => {}
             }
         }
-        Err(failure(&format!("read table {table}: it changes all the time"), None, io::Error::from_raw_os_error(libc::EAGAIN)))
+        Err(failure(
+            &format!("read table {table}: it changes all the time"),
+            None,
+            io::Error::from_raw_os_error(libc::EAGAIN),
+        ))
     }
 
     fn read_once(&mut self, table: &TableId, dynamic: bool) -> Result<Option<Ruleset>, Error> {
         let name = with_zero(&table.name);
-        let found = self.socket.request(libc::NFT_MSG_GETTABLE, Some(table.family), 0, &[(NFTA_TABLE_NAME, &name)], || None, |found, message| {
-            *found = decode::table(message.0);
-        });
+        let found = self.socket.request(
+            libc::NFT_MSG_GETTABLE,
+            Some(table.family),
+            0,
+            &[(NFTA_TABLE_NAME, &name)],
+            || None,
+            |found, message| {
+                *found = decode::table(message.0);
+            },
+        );
         let comment = match found {
             Ok(Some((_, comment))) => comment,
             Ok(None) => return Err(failure(&format!("read table {table}"), None, io::ErrorKind::InvalidData.into())),
@@ -312,7 +367,9 @@ fn socket_in(namespace: BorrowedFd<'_>) -> Result<Socket, Error> {
                 .map_err(|errno| failure("enter the network namespace", None, errno.into()))?;
             Socket::open().map_err(|source| failure("open a netlink socket", None, source))
         });
-        opened.join().unwrap_or_else(|_| Err(failure("enter the network namespace", None, io::Error::other("the thread failed"))))
+        opened.join().unwrap_or_else(|_| {
+            Err(failure("enter the network namespace", None, io::Error::other("the thread failed")))
+        })
     })
 }
 
@@ -339,7 +396,14 @@ fn class(errno: i32, step: Option<&Step>) -> Class {
     /// Of the kernel itself, not in libc: the generation of a batch is not the current one.
     const ERESTART: i32 = 85;
     let deletes = step.is_some_and(|step| {
-        matches!(step.op, Op::DeleteTable(_) | Op::DeleteChain(_) | Op::DeleteSet(_) | Op::DeleteElements { .. } | Op::DeleteRule { .. })
+        matches!(
+            step.op,
+            Op::DeleteTable(_)
+                | Op::DeleteChain(_)
+                | Op::DeleteSet(_)
+                | Op::DeleteElements { .. }
+                | Op::DeleteRule { .. }
+        )
     });
     match errno {
         // Something that we do not know of refers to it.
@@ -348,7 +412,11 @@ fn class(errno: i32, step: Option<&Step>) -> Class {
         libc::EEXIST | libc::ENOENT | ERESTART | libc::ENOBUFS | libc::ETIMEDOUT => Class::Resync,
         libc::EPERM | libc::EACCES => Class::Fatal,
         _ if step.is_some_and(|step| step.service.is_some()) => Class::Object,
-        libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::EMFILE | libc::ENFILE if step.is_none() => Class::Fatal,
+        libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::EMFILE | libc::ENFILE
+            if step.is_none() =>
+        {
+            Class::Fatal
+        }
         libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT => Class::Fatal,
         _ => Class::Object,
     }
@@ -356,7 +424,9 @@ fn class(errno: i32, step: Option<&Step>) -> Class {
 
 /// A step in words; `element` is the number of the element that the kernel blames.
 fn describe(table: &TableId, op: &Op, element: Option<usize>) -> String {
-    let nth = |count: usize| element.map_or_else(|| format!("{count} elements"), |number| format!("element {} of {count}", number + 1));
+    let nth = |count: usize| {
+        element.map_or_else(|| format!("{count} elements"), |number| format!("element {} of {count}", number + 1))
+    };
     match op {
         Op::AddTable { .. } => format!("add table {table}"),
         Op::DeleteTable(id) | Op::DestroyTable(id) => format!("delete table {id}"),

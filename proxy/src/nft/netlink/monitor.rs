@@ -4,9 +4,9 @@
 //! the group before a bulk commit and joins it again afterwards.
 #![forbid(unsafe_code)]
 
-use super::{decode, ffi};
 use super::socket::{Message, Socket, messages};
 use super::{Error, failure};
+use super::{decode, ffi};
 use crate::nft::object::TableId;
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -59,7 +59,9 @@ impl Collector {
     fn take(&mut self, message: Message<'_>) -> Option<Event> {
         let kind = message.nftables_kind()?;
         if kind != libc::NFT_MSG_NEWGEN {
-            if let (Some(family), Some(name)) = (decode::family(message.0), decode::string_attribute(message.0, NFTA_TABLE)) {
+            if let (Some(family), Some(name)) =
+                (decode::family(message.0), decode::string_attribute(message.0, NFTA_TABLE))
+            {
                 self.tables.insert(TableId { family, name: name.into() });
             }
             return None;

@@ -36,26 +36,74 @@ pub enum Ct {
 /// One expression of the kernel. Registers are counted in 32-bit words from `NFT_REG32_00` on, which is also `NFT_REG_1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
-    Payload { base: Base, offset: u32, len: u32, to: u32 },
-    Meta { key: Meta, to: u32 },
-    SetMark { from: u32 },
-    Ct { key: Ct, to: u32 },
+    Payload {
+        base: Base,
+        offset: u32,
+        len: u32,
+        to: u32,
+    },
+    Meta {
+        key: Meta,
+        to: u32,
+    },
+    SetMark {
+        from: u32,
+    },
+    Ct {
+        key: Ct,
+        to: u32,
+    },
     /// `word[to] = (word[from] & mask) ^ xor`
-    Bitwise { from: u32, to: u32, mask: Vec<u8>, xor: Vec<u8> },
-    Compare { register: u32, equal: bool, data: Vec<u8> },
-    Immediate { to: u32, data: Vec<u8> },
+    Bitwise {
+        from: u32,
+        to: u32,
+        mask: Vec<u8>,
+        xor: Vec<u8>,
+    },
+    Compare {
+        register: u32,
+        equal: bool,
+        data: Vec<u8>,
+    },
+    Immediate {
+        to: u32,
+        data: Vec<u8>,
+    },
     Verdict(Verdict),
     /// `to`: `None` = match only; `Some(None)` = verdict map; `Some(Some(word))` = data map.
-    Lookup { from: u32, to: Option<Option<u32>>, set: Name, invert: bool },
-    DestinationNat { family: IpFamily, address: u32, port: u32 },
-    Masquerade { fully_random: bool, ports: Option<(u32, u32)> },
-    Random { modulus: u32, to: u32 },
+    Lookup {
+        from: u32,
+        to: Option<Option<u32>>,
+        set: Name,
+        invert: bool,
+    },
+    DestinationNat {
+        family: IpFamily,
+        address: u32,
+        port: u32,
+    },
+    Masquerade {
+        fully_random: bool,
+        ports: Option<(u32, u32)>,
+    },
+    Random {
+        modulus: u32,
+        to: u32,
+    },
     /// `fib saddr|daddr type`
-    FibType { direction: Direction, to: u32 },
-    Update { set: Name, key: u32 },
+    FibType {
+        direction: Direction,
+        to: u32,
+    },
+    Update {
+        set: Name,
+        key: u32,
+    },
     Counter,
     /// ICMP unreachable (type 0 of `enum nft_reject_types`) with this code.
-    Reject { code: u8 },
+    Reject {
+        code: u8,
+    },
     /// A byte order change that changes nothing: nft 1.0.6 puts one after `meta l4proto` in an interval concatenation.
     Nothing,
     /// What we never make, in words.
@@ -135,7 +183,11 @@ fn word(value: u32) -> Vec<u8> {
 /// What cannot be expressed: an address of the other family, an interface name that is too long, a foreign expression.
 pub fn lower(family: IpFamily, expr: &Expr, out: &mut Vec<Operation>) -> Result<(), String> {
     let of_family = |ip: IpAddr| {
-        if ip.is_ipv4() == (family == IpFamily::V4) { Ok(bytes_of(ip)) } else { Err(format!("{ip} in a table of the other family")) }
+        if ip.is_ipv4() == (family == IpFamily::V4) {
+            Ok(bytes_of(ip))
+        } else {
+            Err(format!("{ip} in a table of the other family"))
+        }
     };
     let test_bits = |bits: u32, out: &mut Vec<Operation>| {
         out.push(Operation::Bitwise { from: 0, to: 0, mask: word(bits), xor: word(0) });
@@ -229,7 +281,9 @@ pub fn lower(family: IpFamily, expr: &Expr, out: &mut Vec<Operation>) -> Result<
         }
         Expr::Counter => out.push(Operation::Counter),
         Expr::Reject => {
-            out.push(Operation::Reject { code: if family == IpFamily::V4 { PORT_UNREACHABLE_V4 } else { PORT_UNREACHABLE_V6 } });
+            out.push(Operation::Reject {
+                code: if family == IpFamily::V4 { PORT_UNREACHABLE_V4 } else { PORT_UNREACHABLE_V6 },
+            });
         }
         Expr::Verdict(verdict) => out.push(Operation::Verdict(verdict.clone())),
         Expr::Foreign(text) => return Err(format!("a foreign expression cannot be programmed: {text}")),
@@ -240,7 +294,8 @@ pub fn lower(family: IpFamily, expr: &Expr, out: &mut Vec<Operation>) -> Result<
 /// Our expressions for a rule of the kernel.
 #[must_use]
 pub fn raise(family: IpFamily, operations: &[Operation]) -> Vec<Expr> {
-    let operations: Vec<Operation> = operations.iter().filter(|operation| **operation != Operation::Nothing).cloned().collect();
+    let operations: Vec<Operation> =
+        operations.iter().filter(|operation| **operation != Operation::Nothing).cloned().collect();
     let mut rest = operations.as_slice();
     let mut exprs = Vec::new();
     while let Some(first) = rest.first() {
@@ -264,27 +319,31 @@ fn raise_address(data: &[u8]) -> Option<IpAddr> {
 }
 
 fn raise_direction(family: IpFamily, offset: u32) -> Option<Direction> {
-    [Direction::Source, Direction::Destination].into_iter().find(|direction| address_offset(family, *direction) == offset)
+    [Direction::Source, Direction::Destination]
+        .into_iter()
+        .find(|direction| address_offset(family, *direction) == offset)
 }
 
 /// The expression with which the sequence begins, and of how many operations it is made.
 fn raise_one(family: IpFamily, operations: &[Operation]) -> Option<(Expr, usize)> {
     use Operation as O;
     let fixed = match operations {
-        [O::Ct { key, to: 0 }, O::Bitwise { from: 0, to: 0, mask, xor }, O::Compare { register: 0, equal: false, data }, ..]
-            if as_word(xor) == Some(0) && as_word(data) == Some(0) =>
-        {
-            match (key, as_word(mask)?) {
-                (Ct::State, CT_STATE_NEW) => Some((Expr::CtStateNew, 3)),
-                (Ct::Status, CT_STATUS_DNAT) => Some((Expr::CtStatusDnat, 3)),
-                _ => None,
-            }
-        }
-        [O::Meta { key: Meta::Mark, to: 0 }, O::Bitwise { from: 0, to: 0, mask, xor }, O::Compare { register: 0, equal: false, data }, ..]
-            if as_word(xor) == Some(0) && as_word(data) == Some(0) =>
-        {
-            Some((Expr::MarkHas(as_word(mask)?), 3))
-        }
+        [
+            O::Ct { key, to: 0 },
+            O::Bitwise { from: 0, to: 0, mask, xor },
+            O::Compare { register: 0, equal: false, data },
+            ..,
+        ] if as_word(xor) == Some(0) && as_word(data) == Some(0) => match (key, as_word(mask)?) {
+            (Ct::State, CT_STATE_NEW) => Some((Expr::CtStateNew, 3)),
+            (Ct::Status, CT_STATUS_DNAT) => Some((Expr::CtStatusDnat, 3)),
+            _ => None,
+        },
+        [
+            O::Meta { key: Meta::Mark, to: 0 },
+            O::Bitwise { from: 0, to: 0, mask, xor },
+            O::Compare { register: 0, equal: false, data },
+            ..,
+        ] if as_word(xor) == Some(0) && as_word(data) == Some(0) => Some((Expr::MarkHas(as_word(mask)?), 3)),
         [O::Meta { key: Meta::Mark, to: 0 }, O::Bitwise { from: 0, to: 0, mask, xor }, O::SetMark { from: 0 }, ..] => {
             match (as_word(mask)?, as_word(xor)?) {
                 (u32::MAX, bit) => Some((Expr::MarkToggle(bit), 3)),
@@ -292,27 +351,37 @@ fn raise_one(family: IpFamily, operations: &[Operation]) -> Option<(Expr, usize)
                 _ => None,
             }
         }
-        [O::FibType { direction, to: 0 }, O::Compare { register: 0, equal: true, data }, ..] if as_word(data) == Some(ROUTE_LOCAL) => {
+        [O::FibType { direction, to: 0 }, O::Compare { register: 0, equal: true, data }, ..]
+            if as_word(data) == Some(ROUTE_LOCAL) =>
+        {
             Some((Expr::FibLocal(*direction), 2))
         }
-        [O::Meta { key: Meta::L4Protocol, to: 0 }, O::Compare { register: 0, equal: true, data }, ..] => match data.as_slice() {
-            [number] => Protocol::from_number(*number).map(|protocol| (Expr::L4Proto(protocol), 2)),
-            _ => None,
-        },
+        [O::Meta { key: Meta::L4Protocol, to: 0 }, O::Compare { register: 0, equal: true, data }, ..] => {
+            match data.as_slice() {
+                [number] => Protocol::from_number(*number).map(|protocol| (Expr::L4Proto(protocol), 2)),
+                _ => None,
+            }
+        }
         [O::Meta { key: Meta::InputName, to: 0 }, O::Compare { register: 0, equal, data }, ..] => {
             raise_interface(data).map(|(name, prefix)| (Expr::InputInterface { name, prefix, negate: !equal }, 2))
         }
-        [O::Random { modulus, to: 0 }, O::Compare { register: 0, equal: true, data }, ..] if as_word(data) == Some(0) => {
+        [O::Random { modulus, to: 0 }, O::Compare { register: 0, equal: true, data }, ..]
+            if as_word(data) == Some(0) =>
+        {
             Some((Expr::OneIn(*modulus), 2))
         }
-        [O::Immediate { to: 0, data: address }, O::Immediate { to: REGISTER_2, data: port }, O::DestinationNat { family: of, address: 0, port: REGISTER_2 }, ..]
-            if *of == family =>
-        {
-            Some((Expr::Dnat { address: raise_address(address)?, port: as_port(port)? }, 3))
-        }
-        [O::Immediate { to: 0, data: min }, O::Immediate { to: REGISTER_2, data: max }, O::Masquerade { fully_random: true, ports: Some((0, REGISTER_2)) }, ..] => {
-            Some((Expr::Masquerade { ports: Some((as_port(min)?, as_port(max)?)) }, 3))
-        }
+        [
+            O::Immediate { to: 0, data: address },
+            O::Immediate { to: REGISTER_2, data: port },
+            O::DestinationNat { family: of, address: 0, port: REGISTER_2 },
+            ..,
+        ] if *of == family => Some((Expr::Dnat { address: raise_address(address)?, port: as_port(port)? }, 3)),
+        [
+            O::Immediate { to: 0, data: min },
+            O::Immediate { to: REGISTER_2, data: max },
+            O::Masquerade { fully_random: true, ports: Some((0, REGISTER_2)) },
+            ..,
+        ] => Some((Expr::Masquerade { ports: Some((as_port(min)?, as_port(max)?)) }, 3)),
         [O::Masquerade { fully_random: true, ports: None }, ..] => Some((Expr::Masquerade { ports: None }, 1)),
         [O::Counter, ..] => Some((Expr::Counter, 1)),
         [O::Reject { code }, ..] => {
@@ -337,11 +406,20 @@ fn raise_interface(data: &[u8]) -> Option<(Name, bool)> {
 fn raise_network(family: IpFamily, operations: &[Operation]) -> Option<(Expr, usize)> {
     use Operation as O;
     let (offset, prefix, data, equal, used) = match operations {
-        [O::Payload { base: Base::Network, offset, len, to: 0 }, O::Compare { register: 0, equal, data }, ..] if *len as usize == data.len() => {
+        [O::Payload { base: Base::Network, offset, len, to: 0 }, O::Compare { register: 0, equal, data }, ..]
+            if *len as usize == data.len() =>
+        {
             (*offset, len * 8, data, equal, 2)
         }
-        [O::Payload { base: Base::Network, offset, len, to: 0 }, O::Bitwise { from: 0, to: 0, mask, xor }, O::Compare { register: 0, equal, data }, ..]
-            if *len == address_len(family) && mask.len() == *len as usize && data.len() == *len as usize && xor.iter().all(|byte| *byte == 0) =>
+        [
+            O::Payload { base: Base::Network, offset, len, to: 0 },
+            O::Bitwise { from: 0, to: 0, mask, xor },
+            O::Compare { register: 0, equal, data },
+            ..,
+        ] if *len == address_len(family)
+            && mask.len() == *len as usize
+            && data.len() == *len as usize
+            && xor.iter().all(|byte| *byte == 0) =>
         {
             let prefix = mask.iter().map(|byte| byte.leading_ones()).sum::<u32>();
             let contiguous = mask.iter().enumerate().all(|(i, byte)| {
@@ -375,10 +453,12 @@ fn raise_lookup(family: IpFamily, operations: &[Operation]) -> Option<(Expr, usi
     let mut next = 0;
     for operation in operations {
         let (load, to) = match operation {
-            O::Payload { base: Base::Network, offset, len, to } if *len == address_len(family) => match raise_direction(family, *offset)? {
-                Direction::Source => (Load::SourceAddress, *to),
-                Direction::Destination => (Load::DestinationAddress, *to),
-            },
+            O::Payload { base: Base::Network, offset, len, to } if *len == address_len(family) => {
+                match raise_direction(family, *offset)? {
+                    Direction::Source => (Load::SourceAddress, *to),
+                    Direction::Destination => (Load::DestinationAddress, *to),
+                }
+            }
             O::Payload { base: Base::Transport, offset: 2, len: 2, to } => (Load::DestinationPort, *to),
             O::Meta { key: Meta::L4Protocol, to } => (Load::L4Protocol, *to),
             O::Random { modulus, to } => (Load::Random(*modulus), *to),
@@ -392,14 +472,22 @@ fn raise_lookup(family: IpFamily, operations: &[Operation]) -> Option<(Expr, usi
     }
     let used = loads.len();
     match &operations[used..] {
-        [O::Lookup { from: 0, to: None, set, invert }, ..] => Some((Expr::InSet { loads, set: set.clone(), negate: *invert }, used + 1)),
-        [O::Lookup { from: 0, to: Some(None), set, invert: false }, ..] => Some((Expr::VerdictMap { loads, map: set.clone() }, used + 1)),
-        [O::Lookup { from: 0, to: Some(Some(0)), set, invert: false }, O::DestinationNat { family: of, address: 0, port }, ..]
-            if *of == family && *port == address_len(family) / 4 =>
-        {
+        [O::Lookup { from: 0, to: None, set, invert }, ..] => {
+            Some((Expr::InSet { loads, set: set.clone(), negate: *invert }, used + 1))
+        }
+        [O::Lookup { from: 0, to: Some(None), set, invert: false }, ..] => {
+            Some((Expr::VerdictMap { loads, map: set.clone() }, used + 1))
+        }
+        [
+            O::Lookup { from: 0, to: Some(Some(0)), set, invert: false },
+            O::DestinationNat { family: of, address: 0, port },
+            ..,
+        ] if *of == family && *port == address_len(family) / 4 => {
             Some((Expr::DnatMap { loads, map: set.clone() }, used + 2))
         }
-        [O::Update { set, key: 0 }, ..] if loads == [Load::SourceAddress] => Some((Expr::UpdateSet(set.clone()), used + 1)),
+        [O::Update { set, key: 0 }, ..] if loads == [Load::SourceAddress] => {
+            Some((Expr::UpdateSet(set.clone()), used + 1))
+        }
         _ => None,
     }
 }
@@ -425,7 +513,8 @@ mod tests {
     #[test]
     fn what_is_almost_ours_is_foreign() {
         let family = IpFamily::V4;
-        let foreign = |operations: &[Operation]| raise(family, operations).iter().any(|expr| matches!(expr, Expr::Foreign(_)));
+        let foreign =
+            |operations: &[Operation]| raise(family, operations).iter().any(|expr| matches!(expr, Expr::Foreign(_)));
         let load = |to| Operation::Meta { key: Meta::L4Protocol, to };
         assert!(foreign(&[load(1), Operation::Lookup { from: 0, to: None, set: "s".into(), invert: false }]));
         assert!(foreign(&[load(0), Operation::Lookup { from: 1, to: None, set: "s".into(), invert: false }]));
@@ -444,7 +533,10 @@ mod tests {
     fn what_cannot_be_programmed_is_refused() {
         let refuse = |expr: Expr| lower(IpFamily::V4, &expr, &mut Vec::new()).unwrap_err();
         assert!(refuse(Expr::Dnat { address: "fd00::1".parse().unwrap(), port: 1 }).contains("other family"));
-        assert!(refuse(Expr::InputInterface { name: "sixteen-bytes-xx".into(), prefix: false, negate: false }).contains("1 to 15"));
+        assert!(
+            refuse(Expr::InputInterface { name: "sixteen-bytes-xx".into(), prefix: false, negate: false })
+                .contains("1 to 15")
+        );
         assert!(refuse(Expr::Foreign("x".to_owned())).contains("foreign"));
     }
 }

@@ -65,7 +65,8 @@ impl Message<'_> {
             return (None, None);
         }
         // errno, then the header of the request (and its payload unless capped), then attributes.
-        let request = if self.flags() & CAPPED != 0 { HEADER } else { (self.u32(HEADER + 4) as usize).next_multiple_of(4) };
+        let request =
+            if self.flags() & CAPPED != 0 { HEADER } else { (self.u32(HEADER + 4) as usize).next_multiple_of(4) };
         let mut rest = self.0.get(HEADER + 4 + request..).unwrap_or_default();
         while let [a, b, c, d, ..] = rest {
             let len = usize::from(u16::from_ne_bytes([*a, *b]));
@@ -180,7 +181,8 @@ impl Socket {
         loop {
             match self.receive(libc::MSG_DONTWAIT) {
                 Ok(_) => {}
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) || error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if error.raw_os_error() == Some(libc::ENOBUFS) || error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return,
             }
         }
@@ -239,7 +241,12 @@ impl Socket {
     /// Asks and hands every answer to `each`. With `NLM_F_DUMP` the whole dump is repeated if it was interrupted by a change;
     /// `restart` is called before each try.
     pub fn request<T>(
-        &mut self, kind: i32, family: Option<IpFamily>, flags: i32, attributes: &[(u16, &[u8])], mut restart: impl FnMut() -> T,
+        &mut self,
+        kind: i32,
+        family: Option<IpFamily>,
+        flags: i32,
+        attributes: &[(u16, &[u8])],
+        mut restart: impl FnMut() -> T,
         mut each: impl FnMut(&mut T, Message<'_>),
     ) -> io::Result<T> {
         self.drain();
@@ -262,7 +269,9 @@ impl Socket {
             let data = match self.receive(0) {
                 Ok(data) => data,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+                }
                 Err(error) => return Err(error),
             };
             for message in messages(data).filter(|message| message.seq() == seq) {

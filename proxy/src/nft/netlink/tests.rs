@@ -2,10 +2,13 @@
 
 use super::monitor::{Event, Monitor};
 use super::*;
-use crate::nft::diff::{Difference, diff, tests::{as_read, seeds}};
+use crate::nft::diff::{
+    Difference, diff,
+    tests::{as_read, seeds},
+};
 use crate::nft::expr::{Direction, Expr, Load};
-use crate::nft::text;
 use crate::nft::object::{BaseChain, BytesBuilder, ChainType, Data, Field, Hook, MapData, Rule, Verdict};
+use crate::nft::text;
 use proxy_common::Protocol;
 use std::net::IpAddr;
 use std::process::Command;
@@ -36,7 +39,11 @@ pub(crate) fn nft(arguments: &[&str], input: &str) -> Result<String, String> {
         .expect("nft is installed where the tests run as root");
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    if output.status.success() { Ok(String::from_utf8(output.stdout).unwrap()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+    if output.status.success() {
+        Ok(String::from_utf8(output.stdout).unwrap())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
 }
 
 fn ip(family: IpFamily, n: u8) -> IpAddr {
@@ -44,7 +51,15 @@ fn ip(family: IpFamily, n: u8) -> IpAddr {
 }
 
 fn set(key: &[Field], data: Option<MapData>) -> Set {
-    Set { key: key.to_vec(), data, interval: false, dynamic_timeout_ms: None, size: None, comment: None, delete_late: false }
+    Set {
+        key: key.to_vec(),
+        data,
+        interval: false,
+        dynamic_timeout_ms: None,
+        size: None,
+        comment: None,
+        delete_late: false,
+    }
 }
 
 fn value(data: Option<Data>, comment: Option<&str>) -> Value {
@@ -71,51 +86,106 @@ pub(crate) fn sample(family: IpFamily) -> Ruleset {
             ruleset.elements.insert(name.into(), elements.into_iter().collect());
         }
     };
-    add("cluster-ips", Set { comment: Some("Active ClusterIPs".to_owned()), ..set(&[A], None) }, vec![
-        (Key::single(address(1).build()), value(None, Some("ns/one"))),
-        (Key::single(address(2).build()), value(None, None)),
-    ]);
+    add(
+        "cluster-ips",
+        Set { comment: Some("Active ClusterIPs".to_owned()), ..set(&[A], None) },
+        vec![
+            (Key::single(address(1).build()), value(None, Some("ns/one"))),
+            (Key::single(address(2).build()), value(None, None)),
+        ],
+    );
     add("protocols", set(&[P], None), vec![(Key::single([6].into()), value(None, None))]);
     add("ports", Set { size: Some(100), ..set(&[S], None) }, vec![(Key::single([0, 80].into()), value(None, None))]);
     let networks = if family == IpFamily::V4 {
-        vec![("0.0.0.0", "0.255.255.255"), ("10.0.0.0", "10.127.255.255"), ("10.128.0.0", "10.255.255.255"), ("192.168.1.1", "192.168.1.1"), ("224.0.0.0", "255.255.255.255")]
+        vec![
+            ("0.0.0.0", "0.255.255.255"),
+            ("10.0.0.0", "10.127.255.255"),
+            ("10.128.0.0", "10.255.255.255"),
+            ("192.168.1.1", "192.168.1.1"),
+            ("224.0.0.0", "255.255.255.255"),
+        ]
     } else {
-        vec![("::", "::ffff"), ("fd00::", "fd00::ffff"), ("fd00::1:0", "fd00::1:ffff"), ("fd01::1", "fd01::1"), ("ff00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")]
+        vec![
+            ("::", "::ffff"),
+            ("fd00::", "fd00::ffff"),
+            ("fd00::1:0", "fd00::1:ffff"),
+            ("fd01::1", "fd01::1"),
+            ("ff00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+        ]
     };
     let of = |text: &str| BytesBuilder::new().address(text.parse().unwrap());
-    add("service-cidrs", Set { interval: true, ..set(&[A], None) }, networks.iter().map(|(start, end)| {
-        (Key::range(of(start).build(), of(end).build()), value(None, Some("network")))
-    }).collect());
-    add("firewall-sources", Set { interval: true, ..set(&[A, P, S, A], None) }, networks.iter().map(|(start, end)| {
-        let key = |text: &str| service(9, 443).address(text.parse().unwrap()).build();
-        (Key::range(key(start), key(end)), value(None, None))
-    }).collect());
-    add("hairpin-connections", set(&[A, A, P, S], None), vec![
-        (Key::single(address(1).address(ip(family, 1)).protocol(Protocol::Udp).port(53).build()), value(None, None)),
-    ]);
-    add("service-ips", set(&[A, P, S], Some(MapData::Verdict)), vec![
-        (Key::single(service(1, 80).build()), value(Some(goto("endpoints-3")), Some("ns/one:http"))),
-        (Key::single(service(2, 80).build()), value(Some(Data::Verdict(Verdict::Drop)), None)),
-        (Key::single(service(3, 80).build()), value(Some(Data::Verdict(Verdict::Jump("empty".into()))), None)),
-        (Key::single(service(4, 80).build()), value(Some(Data::Verdict(Verdict::Accept)), None)),
-        (Key::single(service(5, 80).build()), value(Some(Data::Verdict(Verdict::Return)), Some(&"é".repeat(63)))),
-    ]);
-    add("service-nodeports", set(&[P, S], Some(MapData::Verdict)), vec![
-        (Key::single(BytesBuilder::new().protocol(Protocol::Sctp).port(30000).build()), value(Some(goto("endpoints-3")), None)),
-    ]);
+    add(
+        "service-cidrs",
+        Set { interval: true, ..set(&[A], None) },
+        networks
+            .iter()
+            .map(|(start, end)| (Key::range(of(start).build(), of(end).build()), value(None, Some("network"))))
+            .collect(),
+    );
+    add(
+        "firewall-sources",
+        Set { interval: true, ..set(&[A, P, S, A], None) },
+        networks
+            .iter()
+            .map(|(start, end)| {
+                let key = |text: &str| service(9, 443).address(text.parse().unwrap()).build();
+                (Key::range(key(start), key(end)), value(None, None))
+            })
+            .collect(),
+    );
+    add(
+        "hairpin-connections",
+        set(&[A, A, P, S], None),
+        vec![(
+            Key::single(address(1).address(ip(family, 1)).protocol(Protocol::Udp).port(53).build()),
+            value(None, None),
+        )],
+    );
+    add(
+        "service-ips",
+        set(&[A, P, S], Some(MapData::Verdict)),
+        vec![
+            (Key::single(service(1, 80).build()), value(Some(goto("endpoints-3")), Some("ns/one:http"))),
+            (Key::single(service(2, 80).build()), value(Some(Data::Verdict(Verdict::Drop)), None)),
+            (Key::single(service(3, 80).build()), value(Some(Data::Verdict(Verdict::Jump("empty".into()))), None)),
+            (Key::single(service(4, 80).build()), value(Some(Data::Verdict(Verdict::Accept)), None)),
+            (Key::single(service(5, 80).build()), value(Some(Data::Verdict(Verdict::Return)), Some(&"é".repeat(63)))),
+        ],
+    );
+    add(
+        "service-nodeports",
+        set(&[P, S], Some(MapData::Verdict)),
+        vec![(
+            Key::single(BytesBuilder::new().protocol(Protocol::Sctp).port(30000).build()),
+            value(Some(goto("endpoints-3")), None),
+        )],
+    );
     let endpoint = |n, port| Some(Data::Value(address(n).port(port).build()));
-    add("slots", Set { comment: Some("endpoints".to_owned()), ..set(&[A, P, S, R], Some(MapData::Value(vec![A, S]))) }, (0..30).map(|n| {
-        (Key::single(service(1, 80).random(n).build()), value(endpoint(n as u8, 8080), None))
-    }).collect());
-    add("nodeport-slots", set(&[P, S, R], Some(MapData::Value(vec![A, S]))), vec![
-        (Key::single(BytesBuilder::new().protocol(Protocol::Udp).port(30001).random(1).build()), value(endpoint(7, 53), Some("x"))),
-    ]);
+    add(
+        "slots",
+        Set { comment: Some("endpoints".to_owned()), ..set(&[A, P, S, R], Some(MapData::Value(vec![A, S]))) },
+        (0..30)
+            .map(|n| (Key::single(service(1, 80).random(n).build()), value(endpoint(n as u8, 8080), None)))
+            .collect(),
+    );
+    add(
+        "nodeport-slots",
+        set(&[P, S, R], Some(MapData::Value(vec![A, S]))),
+        vec![(
+            Key::single(BytesBuilder::new().protocol(Protocol::Udp).port(30001).random(1).build()),
+            value(endpoint(7, 53), Some("x")),
+        )],
+    );
     add("affinity-X", Set { dynamic_timeout_ms: Some(10_800_000), size: Some(65535), ..set(&[A], None) }, vec![]);
 
     let mut chain = |name: &str, base: Option<(ChainType, Hook, i32)>, rules: Vec<Vec<Expr>>| {
         let base = base.map(|(chain_type, hook, priority)| BaseChain { chain_type, hook, priority });
         let comment = (name == "empty").then(|| "nothing here".to_owned());
-        let rules = rules.into_iter().enumerate().map(|(n, exprs)| Rule { exprs, comment: (n == 0).then(|| format!("first of {name}")) }).collect();
+        let rules = rules
+            .into_iter()
+            .enumerate()
+            .map(|(n, exprs)| Rule { exprs, comment: (n == 0).then(|| format!("first of {name}")) })
+            .collect();
         ruleset.chains.insert(name.into(), Chain { base, comment, rules });
     };
     let jump = |chain: &str| Expr::Verdict(Verdict::Jump(chain.into()));
@@ -124,8 +194,16 @@ pub(crate) fn sample(family: IpFamily) -> Ruleset {
     chain("nat-output", Some((ChainType::Nat, Hook::Output, -100)), vec![vec![jump("services")]]);
     chain("nat-postrouting", Some((ChainType::Nat, Hook::Postrouting, 100)), vec![vec![jump("masquerading")]]);
     chain("filter-input", Some((ChainType::Filter, Hook::Input, -110)), vec![vec![Expr::CtStateNew, jump("checks")]]);
-    chain("filter-forward", Some((ChainType::Filter, Hook::Forward, 0)), vec![vec![Expr::Counter, Expr::CtStateNew, jump("checks")]]);
-    chain("filter-postrouting-mark", Some((ChainType::Filter, Hook::Postrouting, 101)), vec![vec![Expr::MarkHas(0x4000), Expr::MarkToggle(0x4000)]]);
+    chain(
+        "filter-forward",
+        Some((ChainType::Filter, Hook::Forward, 0)),
+        vec![vec![Expr::Counter, Expr::CtStateNew, jump("checks")]],
+    );
+    chain(
+        "filter-postrouting-mark",
+        Some((ChainType::Filter, Hook::Postrouting, 101)),
+        vec![vec![Expr::MarkHas(0x4000), Expr::MarkToggle(0x4000)]],
+    );
     chain("empty", None, vec![]);
     let network = |direction, text: &str, negate| Expr::InNetwork { direction, network: text.parse().unwrap(), negate };
     let texts = if family == IpFamily::V4 {
@@ -135,51 +213,110 @@ pub(crate) fn sample(family: IpFamily) -> Ruleset {
     };
     let all: Vec<Load> = vec![DestinationAddress, L4Protocol, DestinationPort];
     let with = |more: &[Load]| all.iter().copied().chain(more.iter().copied()).collect::<Vec<_>>();
-    chain("checks", None, vec![
-        vec![Expr::InSet { loads: with(&[SourceAddress]), set: "firewall-sources".into(), negate: true }, Expr::Verdict(Verdict::Drop)],
-        vec![Expr::InSet { loads: vec![DestinationAddress], set: "cluster-ips".into(), negate: false }, Expr::Reject],
-        vec![Expr::InSet { loads: vec![DestinationAddress], set: "service-cidrs".into(), negate: false }, Expr::Verdict(Verdict::Drop)],
-        vec![Expr::InSet { loads: vec![L4Protocol], set: "protocols".into(), negate: false }, Expr::Verdict(Verdict::Accept)],
-        vec![Expr::InSet { loads: vec![DestinationPort], set: "ports".into(), negate: false }, Expr::Verdict(Verdict::Return)],
-        vec![network(Direction::Source, texts[0], false), network(Direction::Destination, texts[1], true), Expr::Verdict(Verdict::Accept)],
-        vec![network(Direction::Source, texts[2], true), network(Direction::Source, texts[3], false), Expr::Verdict(Verdict::Accept)],
-        vec![network(Direction::Destination, texts[5], false), Expr::Verdict(Verdict::Accept)],
-    ]);
-    chain("services", None, vec![
-        vec![Expr::InputInterface { name: "cali".into(), prefix: true, negate: true }, Expr::MarkSet(0x4000)],
-        vec![Expr::InputInterface { name: "cbr0".into(), prefix: false, negate: false }, Expr::MarkSet(0x8000_0000)],
-        vec![Expr::InputInterface { name: "fifteen-bytes-x".into(), prefix: false, negate: true }, Expr::MarkSet(1)],
-        vec![Expr::VerdictMap { loads: all.clone(), map: "service-ips".into() }],
+    chain(
+        "checks",
+        None,
         vec![
-            Expr::FibLocal(Direction::Destination),
-            network(Direction::Destination, texts[4], true),
-            Expr::VerdictMap { loads: vec![L4Protocol, DestinationPort], map: "service-nodeports".into() },
+            vec![
+                Expr::InSet { loads: with(&[SourceAddress]), set: "firewall-sources".into(), negate: true },
+                Expr::Verdict(Verdict::Drop),
+            ],
+            vec![
+                Expr::InSet { loads: vec![DestinationAddress], set: "cluster-ips".into(), negate: false },
+                Expr::Reject,
+            ],
+            vec![
+                Expr::InSet { loads: vec![DestinationAddress], set: "service-cidrs".into(), negate: false },
+                Expr::Verdict(Verdict::Drop),
+            ],
+            vec![
+                Expr::InSet { loads: vec![L4Protocol], set: "protocols".into(), negate: false },
+                Expr::Verdict(Verdict::Accept),
+            ],
+            vec![
+                Expr::InSet { loads: vec![DestinationPort], set: "ports".into(), negate: false },
+                Expr::Verdict(Verdict::Return),
+            ],
+            vec![
+                network(Direction::Source, texts[0], false),
+                network(Direction::Destination, texts[1], true),
+                Expr::Verdict(Verdict::Accept),
+            ],
+            vec![
+                network(Direction::Source, texts[2], true),
+                network(Direction::Source, texts[3], false),
+                Expr::Verdict(Verdict::Accept),
+            ],
+            vec![network(Direction::Destination, texts[5], false), Expr::Verdict(Verdict::Accept)],
         ],
-        vec![Expr::FibLocal(Direction::Source), Expr::MarkSet(0x4000)],
-        vec![Expr::OneIn(2), to("endpoint")],
-        vec![Expr::OneIn(1), to("endpoints-3")],
-        vec![Expr::L4Proto(Protocol::Udp), to("nodeport-endpoints-3")],
-    ]);
+    );
+    chain(
+        "services",
+        None,
+        vec![
+            vec![Expr::InputInterface { name: "cali".into(), prefix: true, negate: true }, Expr::MarkSet(0x4000)],
+            vec![
+                Expr::InputInterface { name: "cbr0".into(), prefix: false, negate: false },
+                Expr::MarkSet(0x8000_0000),
+            ],
+            vec![
+                Expr::InputInterface { name: "fifteen-bytes-x".into(), prefix: false, negate: true },
+                Expr::MarkSet(1),
+            ],
+            vec![Expr::VerdictMap { loads: all.clone(), map: "service-ips".into() }],
+            vec![
+                Expr::FibLocal(Direction::Destination),
+                network(Direction::Destination, texts[4], true),
+                Expr::VerdictMap { loads: vec![L4Protocol, DestinationPort], map: "service-nodeports".into() },
+            ],
+            vec![Expr::FibLocal(Direction::Source), Expr::MarkSet(0x4000)],
+            vec![Expr::OneIn(2), to("endpoint")],
+            vec![Expr::OneIn(1), to("endpoints-3")],
+            vec![Expr::L4Proto(Protocol::Udp), to("nodeport-endpoints-3")],
+        ],
+    );
     chain("endpoints-3", None, vec![vec![Expr::DnatMap { loads: with(&[Random(3)]), map: "slots".into() }]]);
-    chain("nodeport-endpoints-3", None, vec![
-        vec![Expr::DnatMap { loads: vec![L4Protocol, DestinationPort, Random(3)], map: "nodeport-slots".into() }],
-    ]);
-    chain("endpoint", None, vec![
-        vec![Expr::UpdateSet("affinity-X".into())],
-        vec![Expr::L4Proto(Protocol::Sctp), Expr::Dnat { address: ip(family, 77), port: 8080 }],
-    ]);
-    chain("masquerading", None, vec![
-        vec![Expr::MarkHas(0x4000), Expr::MarkToggle(0x4000), Expr::Verdict(Verdict::Goto("masquerade-connection".into()))],
+    chain(
+        "nodeport-endpoints-3",
+        None,
+        vec![vec![Expr::DnatMap { loads: vec![L4Protocol, DestinationPort, Random(3)], map: "nodeport-slots".into() }]],
+    );
+    chain(
+        "endpoint",
+        None,
         vec![
-            Expr::CtStatusDnat,
-            Expr::InSet { loads: vec![SourceAddress, DestinationAddress, L4Protocol, DestinationPort], set: "hairpin-connections".into(), negate: false },
-            to("masquerade-connection"),
+            vec![Expr::UpdateSet("affinity-X".into())],
+            vec![Expr::L4Proto(Protocol::Sctp), Expr::Dnat { address: ip(family, 77), port: 8080 }],
         ],
-    ]);
-    chain("masquerade-connection", None, vec![
-        vec![Expr::L4Proto(Protocol::Tcp), Expr::Masquerade { ports: Some((32768, 65535)) }],
-        vec![Expr::Masquerade { ports: None }],
-    ]);
+    );
+    chain(
+        "masquerading",
+        None,
+        vec![
+            vec![
+                Expr::MarkHas(0x4000),
+                Expr::MarkToggle(0x4000),
+                Expr::Verdict(Verdict::Goto("masquerade-connection".into())),
+            ],
+            vec![
+                Expr::CtStatusDnat,
+                Expr::InSet {
+                    loads: vec![SourceAddress, DestinationAddress, L4Protocol, DestinationPort],
+                    set: "hairpin-connections".into(),
+                    negate: false,
+                },
+                to("masquerade-connection"),
+            ],
+        ],
+    );
+    chain(
+        "masquerade-connection",
+        None,
+        vec![
+            vec![Expr::L4Proto(Protocol::Tcp), Expr::Masquerade { ports: Some((32768, 65535)) }],
+            vec![Expr::Masquerade { ports: None }],
+        ],
+    );
     ruleset
 }
 
@@ -336,23 +473,37 @@ fn a_refused_step_leaves_nothing_and_is_named() {
         let bad = |n| (Key::single([10, 9, 9, n].into()), value(None, None));
         for (op, class, words) in [
             (Op::AddChain { name: "x".repeat(300).into(), base: None, comment: None }, Class::Object, "add chain xxx"),
-            (Op::AddRule { chain: "absent".into(), rule: Rule::default() }, Class::Resync, "add a rule to chain absent of table ip tandem"),
+            (
+                Op::AddRule { chain: "absent".into(), rule: Rule::default() },
+                Class::Resync,
+                "add a rule to chain absent of table ip tandem",
+            ),
             (Op::DeleteChain("services".into()), Class::Resync, "delete chain services of table ip tandem"),
             (
                 // A key that is too long for the set.
-                Op::AddElements { set: "cluster-ips".into(), elements: vec![bad(1), (Key::single([1; 8].into()), value(None, None)), bad(2)] },
+                Op::AddElements {
+                    set: "cluster-ips".into(),
+                    elements: vec![bad(1), (Key::single([1; 8].into()), value(None, None)), bad(2)],
+                },
                 Class::Object,
                 "add element 2 of 3 to set cluster-ips of table ip tandem",
             ),
             (
-                Op::AddElements { set: "service-ips".into(), elements: vec![(
-                    want.elements["service-ips"].keys().next().unwrap().clone(),
-                    value(Some(Data::Verdict(Verdict::Return)), None),
-                )] },
+                Op::AddElements {
+                    set: "service-ips".into(),
+                    elements: vec![(
+                        want.elements["service-ips"].keys().next().unwrap().clone(),
+                        value(Some(Data::Verdict(Verdict::Return)), None),
+                    )],
+                },
                 Class::Resync,
                 "add element 1 of 1 to set service-ips of table ip tandem",
             ),
-            (Op::DeleteElements { set: "cluster-ips".into(), keys: vec![bad(1).0] }, Class::Resync, "delete element 1 of 1 from set cluster-ips of table ip tandem"),
+            (
+                Op::DeleteElements { set: "cluster-ips".into(), keys: vec![bad(1).0] },
+                Class::Resync,
+                "delete element 1 of 1 from set cluster-ips of table ip tandem",
+            ),
         ] {
             let mut transaction = create(&want);
             let step = transaction.steps.len();
@@ -360,7 +511,11 @@ fn a_refused_step_leaves_nothing_and_is_named() {
             transaction.push(Op::AddChain { name: "more".into(), base: None, comment: None }, None);
             let error = connection.commit(&transaction).unwrap_err();
             assert!(error.what.starts_with(words), "{error}");
-            assert_eq!((error.service.as_ref(), error.class, error.step), (Some(&service), class, Some(step)), "{error}");
+            assert_eq!(
+                (error.service.as_ref(), error.class, error.step),
+                (Some(&service), class, Some(step)),
+                "{error}"
+            );
             assert_eq!(connection.list_tables(IpFamily::V4).unwrap(), Vec::<Name>::new(), "{words}");
         }
     });
@@ -380,7 +535,7 @@ fn the_refused_element_of_many_is_named() {
         }
         let expected = elements.keys().nth(3210).unwrap().clone();
         let error = connection.commit(&create(&want)).unwrap_err();
-        assert_eq!(error.element.as_deref(), Some(&("slots".into(), expected)), "{error}");
+        assert_eq!(error.element, Some(("slots".into(), expected)), "{error}");
         assert_eq!(connection.read(&want.table, false).unwrap(), None);
         // Ranges are two elements for the kernel.
         let mut want = sample(IpFamily::V4);
@@ -388,7 +543,7 @@ fn the_refused_element_of_many_is_named() {
         let key = ranges.keys().nth(3).unwrap().clone();
         ranges.get_mut(&key).unwrap().data = Some(Data::Verdict(Verdict::Drop));
         let error = connection.commit(&create(&want)).unwrap_err();
-        assert_eq!(error.element.as_deref(), Some(&("service-cidrs".into(), key)), "{error}");
+        assert_eq!(error.element, Some(("service-cidrs".into(), key)), "{error}");
     });
 }
 
@@ -483,7 +638,8 @@ fn affinity_is_imported_with_its_remaining_time() {
         let (name, set) = sets.iter().find(|(name, _)| name.starts_with("affinity-")).unwrap();
         assert_eq!(set.dynamic_timeout_ms, Some(10_800_000));
         let elements = connection.elements(&theirs, name, set).unwrap();
-        let left: Vec<(u8, u64)> = elements.iter().map(|(key, value)| (key.start[3], value.expires_ms.unwrap().div_ceil(10_000))).collect();
+        let left: Vec<(u8, u64)> =
+            elements.iter().map(|(key, value)| (key.start[3], value.expires_ms.unwrap().div_ceil(10_000))).collect();
         assert_eq!(left, [(1, 60), (2, 1080)]);
 
         let want = sample(IpFamily::V4);
@@ -493,10 +649,11 @@ fn affinity_is_imported_with_its_remaining_time() {
         transaction.push(Op::DestroyTable(theirs.clone()), None);
         transaction.push(Op::DestroyTable(TableId { family: IpFamily::V6, name: "never-was".into() }), None);
         connection.commit(&transaction).unwrap();
-        assert_eq!(connection.list_tables(IpFamily::V4).unwrap(), [want.table.name.clone()]);
+        assert_eq!(connection.list_tables(IpFamily::V4).unwrap(), std::slice::from_ref(&want.table.name));
         assert_eq!(connection.list_tables(IpFamily::V6).unwrap(), Vec::<Name>::new());
         let have = connection.read(&want.table, true).unwrap().unwrap();
-        let left: Vec<u64> = have.elements["affinity-X"].values().map(|value| value.expires_ms.unwrap().div_ceil(10_000)).collect();
+        let left: Vec<u64> =
+            have.elements["affinity-X"].values().map(|value| value.expires_ms.unwrap().div_ceil(10_000)).collect();
         assert_eq!(left, [60, 1080]);
         assert!(!connection.read(&want.table, false).unwrap().unwrap().elements.contains_key("affinity-X"));
     });
@@ -508,14 +665,18 @@ fn foreign_rules_and_chains_are_seen_as_differences() {
         let mut connection = Connection::open().unwrap();
         let want = sample(IpFamily::V4);
         connection.commit(&create(&want)).unwrap();
-        nft(&["-f", "-"], "
+        nft(
+            &["-f", "-"],
+            "
             add rule ip tandem services tcp flags syn limit rate 5/second accept
             add rule ip tandem services ip daddr { 1.2.3.4, 1.2.3.5 } drop
             add chain ip tandem nat-output { policy accept; }
             add chain ip tandem filter-input { policy drop; }
             add chain ip tandem theirs
             add set ip tandem theirs { type ether_addr; }
-        ").unwrap();
+        ",
+        )
+        .unwrap();
         let have = connection.read(&want.table, false).unwrap().unwrap();
         assert_eq!(have.chains["services"].rules.len(), want.chains["services"].rules.len() + 2);
         let Difference { now, late } = diff(Some(&have), &want);

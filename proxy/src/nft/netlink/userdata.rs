@@ -49,7 +49,8 @@ pub fn cut(comment: &str) -> &str {
 }
 
 fn put(out: &mut Vec<u8>, kind: u8, data: &[u8]) {
-    let len = u8::try_from(data.len()).expect("comments are cut to 127 bytes, a typeof of at most 5 parts has fewer than 256");
+    let len = u8::try_from(data.len())
+        .expect("comments are cut to 127 bytes, a typeof of at most 5 parts has fewer than 256");
     out.extend([kind, len]);
     out.extend(data);
 }
