@@ -10,7 +10,7 @@ use crate::model::{IpFamily, ObjectName, Protocol, ServiceTable, Settings};
 use crate::nft::diff::{Difference, diff};
 use crate::nft::foreign::ForeignTables;
 use crate::nft::netlink::{Class, Connection, Error};
-use crate::nft::object::{Ruleset, TableId};
+use crate::nft::object::{Name, Ruleset, TableId};
 use crate::nft::transaction::{Op, Step, Transaction};
 use crate::takeover::tables::{self, Remembered};
 use std::collections::BTreeMap;
@@ -192,7 +192,8 @@ impl<K: Kernel> Engine<K> {
                     }
                     return Ok(Report { steps: committed, ..Report::default() });
                 }
-                Err((transaction, error)) => {
+                Err(refused) => {
+                    let (transaction, error) = *refused;
                     self.in_step = false;
                     self.handle(table, &transaction, error)?;
                 }
@@ -296,7 +297,7 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Commits updates one after the other, each in one transaction, or in two where chains must exist before elements lead to them.
-    fn commit_updates(&mut self, updates: Vec<Update>, committed: &mut usize) -> Result<(), (Transaction, Error)> {
+    fn commit_updates(&mut self, updates: Vec<Update>, committed: &mut usize) -> Result<(), Box<(Transaction, Error)>> {
         for Update { mut steps, prepare, .. } in updates {
             let rest = steps.split_off(prepare);
             for steps in [steps, rest] {
@@ -306,7 +307,7 @@ impl<K: Kernel> Engine<K> {
                 let count = steps.len();
                 let transaction = Transaction { table: self.id.clone(), steps };
                 if let Err(error) = self.kernel.commit(&transaction) {
-                    return Err((transaction, error));
+                    return Err(Box::new((transaction, error)));
                 }
                 *committed += count;
             }
@@ -330,6 +331,12 @@ impl<K: Kernel> Engine<K> {
             let Difference { now: mut transaction, late } = diff(have.as_ref(), &plan);
             let took_over = self.take_over(&mut transaction, &plan)?;
             let steps = transaction.steps.len();
+            if let Some(first) = have.as_ref().and_then(|have| split_new_chains(have, &mut transaction))
+                && let Err(error) = self.kernel.commit(&first)
+            {
+                self.handle(table, &first, error)?;
+                continue;
+            }
             match self.kernel.commit(&transaction) {
                 Ok(()) => {
                     self.in_step = true;
@@ -425,6 +432,33 @@ impl<K: Kernel> Engine<K> {
             self.unsettled_since.get_or_insert(now);
         }
     }
+}
+
+/// Takes what makes new chains out of a transaction for a table that serves packets already: `Update::prepare` says why. `None` = there
+/// is nothing to take, or it depends on what the transaction deletes.
+fn split_new_chains(have: &Ruleset, transaction: &mut Transaction) -> Option<Transaction> {
+    let new = |name: &Name| !have.chains.contains_key(name);
+    let replaced = |step: &Step| match &step.op {
+        Op::DeleteSet(_) | Op::DeleteChain(_) => true,
+        Op::AddChain { name, base, .. } => base.is_some() && new(name),
+        _ => false,
+    };
+    if transaction.steps.iter().any(replaced) {
+        return None;
+    }
+    let makes = |step: &Step| match &step.op {
+        Op::AddSet { .. } => true,
+        Op::AddChain { name, .. } | Op::AddRule { chain: name, .. } => new(name),
+        _ => false,
+    };
+    let (first, rest): (Vec<Step>, Vec<Step>) = transaction.steps.drain(..).partition(makes);
+    transaction.steps = rest;
+    let chains = first.iter().any(|step| matches!(step.op, Op::AddChain { .. }));
+    if !chains {
+        transaction.steps.splice(0..0, first);
+        return None;
+    }
+    Some(Transaction { table: transaction.table.clone(), steps: first })
 }
 
 /// Where the service maps of a table take UDP traffic.

@@ -25,7 +25,7 @@ pub fn settings(config: &Config, node: &Node, host: &[IpAddr], family: IpFamily)
         node_ip: node.address(family),
         local_addresses,
         affinity_clients_max: config.affinity_clients_max,
-        ..Settings::new(family)
+        external_ips_enabled: config.external_ips_enabled,
     }
 }
 

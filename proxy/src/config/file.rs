@@ -2,6 +2,7 @@
 
 use super::{ConfigError, ConntrackConfig, Raw, parse_duration};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ struct KubeProxyConfiguration {
     cluster_cidr: String,
     node_port_addresses: Option<Vec<String>>,
     metrics_bind_address: String,
+    feature_gates: BTreeMap<String, bool>,
     conntrack: Conntrack,
 }
 
@@ -107,6 +109,7 @@ pub(super) fn parse(text: &str) -> Result<Raw, String> {
         } else {
             file.metrics_bind_address
         },
+        feature_gates: file.feature_gates,
         conntrack: ConntrackConfig {
             max_per_core: file.conntrack.max_per_core.unwrap_or(defaults.max_per_core),
             min: file.conntrack.min.unwrap_or(defaults.min),

@@ -53,6 +53,9 @@ pub struct Flags {
     /// Shortest time between two syncs
     #[arg(long, value_name = "DURATION", default_value = "1s", alias = "iptables-min-sync-period", value_parser = parse_duration)]
     pub min_sync_period: Duration,
+    /// Feature gates as NAME=true or NAME=false, separated by commas; AllowServiceExternalIPs acts, others are accepted
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_gate)]
+    pub feature_gates: Vec<(String, bool)>,
     /// IP or IP:port where /metrics is served; empty = nowhere
     #[arg(long, value_name = "ADDRESS", default_value = METRICS_BIND_ADDRESS)]
     pub metrics_bind_address: String,
@@ -85,6 +88,7 @@ impl Flags {
             sync_period: self.sync_period,
             min_sync_period: self.min_sync_period,
             metrics_bind_address: self.metrics_bind_address.clone(),
+            feature_gates: self.feature_gates.iter().cloned().collect(),
             conntrack: super::ConntrackConfig::default(),
         }
     }
@@ -97,6 +101,12 @@ fn parse_bool(text: &str) -> Result<bool, String> {
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
         _ => Err(format!("{text:?} is neither true nor false")),
     }
+}
+
+/// `NAME=BOOL`
+fn parse_gate(text: &str) -> Result<(String, bool), String> {
+    let (name, value) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=true or NAME=false"))?;
+    Ok((name.trim().to_owned(), parse_bool(value.trim())?))
 }
 
 /// Dashes and underscores are interchangeable in the names of flags, as in every Kubernetes component.

@@ -11,6 +11,7 @@ pub use crate::model::DetectLocalMode;
 pub use duration::{format_duration, parse_duration};
 pub use flags::Flags;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -68,6 +69,8 @@ pub struct Config {
     pub min_sync_period: Duration,
     /// Where metrics are served; `None` = nowhere.
     pub metrics_bind_address: Option<std::net::SocketAddr>,
+    /// Gate `AllowServiceExternalIPs` (on by default): whether `spec.externalIPs` are served.
+    pub external_ips_enabled: bool,
     /// Where the agent writes its status.
     pub run_dir: PathBuf,
     /// Name of the nftables tables.
@@ -142,6 +145,7 @@ struct Raw {
     sync_period: Duration,
     min_sync_period: Duration,
     metrics_bind_address: String,
+    feature_gates: BTreeMap<String, bool>,
     conntrack: ConntrackConfig,
 }
 
@@ -246,6 +250,7 @@ fn validate(flags: &Flags, raw: Raw, host_name: &str) -> Result<Config, ConfigEr
         sync_period: raw.sync_period,
         min_sync_period: raw.min_sync_period,
         metrics_bind_address: metrics_bind_address.unwrap_or_default(),
+        external_ips_enabled: raw.feature_gates.get("AllowServiceExternalIPs").copied().unwrap_or(true),
         run_dir: flags.run_dir.clone(),
         table: flags.table.clone(),
         conntrack: raw.conntrack,

@@ -119,3 +119,11 @@ fn file_of_another_kind_or_type_is_refused_with_its_path() {
 fn manifests_win_over_the_api_server() {
     assert_eq!(load(&["--manifests=/m", "--kubeconfig=/k"]).unwrap().source, SourceConfig::Manifests("/m".into()));
 }
+
+#[test]
+fn the_gate_of_external_ips_acts_from_flag_and_file() {
+    assert!(load(&["--feature-gates=NFTablesProxyMode=true"]).unwrap().external_ips_enabled);
+    assert!(!load(&["--feature-gates=X=true,AllowServiceExternalIPs=false"]).unwrap().external_ips_enabled);
+    let text = format!("{HEAD}featureGates:\n  AllowServiceExternalIPs: false\n");
+    assert!(!with_file(&text, &[]).unwrap().external_ips_enabled);
+}

@@ -129,7 +129,9 @@ mod tests {
 
     #[test]
     fn special_addresses_are_unusable_as_endpoints() {
-        for text in ["0.0.0.0", "127.0.0.1", "169.254.1.1", "224.0.0.1", "255.255.255.255", "::", "::1", "fe80::1", "ff02::1"] {
+        for text in
+            ["0.0.0.0", "127.0.0.1", "169.254.1.1", "224.0.0.1", "255.255.255.255", "::", "::1", "fe80::1", "ff02::1"]
+        {
             assert!(unusable(text.parse().unwrap()).is_some(), "{text}");
         }
         for text in ["10.0.0.1", "2001:db8::1", "fd00::1"] {

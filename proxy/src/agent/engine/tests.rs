@@ -10,6 +10,8 @@ struct TestKernel {
     fake: FakeKernel,
     id: TableId,
     commits: usize,
+    /// Names of the chains that each commit added.
+    chains_added: Vec<Vec<String>>,
     reads: usize,
     /// Answers to the next commits, first one first.
     errors: Vec<Class>,
@@ -20,6 +22,11 @@ struct TestKernel {
 impl Kernel for TestKernel {
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Error> {
         self.commits += 1;
+        let added = transaction.steps.iter().filter_map(|step| match &step.op {
+            Op::AddChain { name, .. } => Some(name.to_string()),
+            _ => None,
+        });
+        self.chains_added.push(added.collect());
         let error = |class, service| Error {
             what: "commit".into(),
             service,
@@ -64,7 +71,8 @@ impl Bed {
     fn new() -> Self {
         let id = TableId { family: IpFamily::V4, name: "tandem".into() };
         let fake = FakeKernel::new(id.clone());
-        let kernel = TestKernel { fake, id, commits: 0, reads: 0, errors: Vec::new(), refuses: None };
+        let kernel =
+            TestKernel { fake, id, commits: 0, chains_added: Vec::new(), reads: 0, errors: Vec::new(), refuses: None };
         let settings = Settings::new(IpFamily::V4);
         let engine = Engine::new("tandem", settings.clone(), kernel);
         Self { engine, table: ServiceTable::new(), settings, now: Instant::now() }
@@ -135,6 +143,27 @@ fn a_change_is_one_small_transaction_without_reading_the_kernel() {
     assert_eq!(bed.count("slots"), 509, "the surplus slot stays for packets in flight");
     bed.settle();
     assert_eq!(bed.count("slots"), 508);
+    bed.assert_in_step();
+}
+
+#[test]
+fn a_chain_that_packets_in_flight_may_be_led_to_is_one_transaction_old() {
+    let mut bed = Bed::new();
+    bed.service(1, 3);
+    bed.sync().unwrap();
+    let commits = bed.kernel().commits;
+    bed.service(1, 2);
+    bed.sync().unwrap();
+    assert_eq!(bed.kernel().commits, commits + 2);
+    let first = &bed.kernel().chains_added[commits];
+    assert!(!first.is_empty() && first.iter().all(|name| name.contains("endpoints-2")), "{first:?}");
+    assert!(bed.kernel().chains_added[commits + 1].is_empty());
+    bed.assert_in_step();
+    // The first of the two fails: the rest is not tried, the kernel is read back, nothing is lost.
+    bed.kernel().errors = vec![Class::Retry];
+    bed.service(1, 4);
+    bed.sync().unwrap_err();
+    bed.sync().unwrap();
     bed.assert_in_step();
 }
 
@@ -224,6 +253,8 @@ fn a_restart_adopts_the_table_and_changes_only_what_differs() {
     next.kernel().fake = bed.kernel().fake.clone();
     let report = next.sync().unwrap();
     assert!(report.steps <= 8, "{report:?}");
+    let added = &next.kernel().chains_added;
+    assert!(added.len() == 2 && !added[0].is_empty() && added[1].is_empty(), "new chains first: {added:?}");
     next.settle();
     next.assert_in_step();
 }

@@ -12,7 +12,8 @@ use std::net::IpAddr;
 #[must_use]
 pub fn service(object: &core::Service) -> (Option<Service>, Vec<Problem>) {
     let meta = &object.metadata;
-    let mut report = Report::new("Service", Some(meta.namespace.as_deref().unwrap_or("")), meta.name.as_deref().unwrap_or(""));
+    let mut report =
+        Report::new("Service", Some(meta.namespace.as_deref().unwrap_or("")), meta.name.as_deref().unwrap_or(""));
     let Some(name) = object_name(meta) else {
         report.error("metadata.name", "namespace or name is missing; the object is ignored");
         return (None, report.into_problems());
@@ -51,10 +52,17 @@ fn build(
         report.error("spec.clusterIP", "no usable ClusterIP; the Service is not served");
         return None;
     }
-    let external_traffic_policy = traffic_policy(spec.external_traffic_policy.as_deref(), "spec.externalTrafficPolicy", report);
+    let external_traffic_policy =
+        traffic_policy(spec.external_traffic_policy.as_deref(), "spec.externalTrafficPolicy", report);
     let health_check_node_port = optional_port(spec.health_check_node_port, "spec.healthCheckNodePort", report);
-    if service_type == ServiceType::LoadBalancer && external_traffic_policy == TrafficPolicy::Local && health_check_node_port == 0 {
-        report.warn("spec.healthCheckNodePort", "no health check port, so load balancers cannot tell which nodes have endpoints");
+    if service_type == ServiceType::LoadBalancer
+        && external_traffic_policy == TrafficPolicy::Local
+        && health_check_node_port == 0
+    {
+        report.warn(
+            "spec.healthCheckNodePort",
+            "no health check port, so load balancers cannot tell which nodes have endpoints",
+        );
     }
     Some(Service {
         name,
@@ -64,7 +72,11 @@ fn build(
         load_balancer_ips: load_balancer_ips(object, report),
         source_ranges: source_ranges(spec, report),
         external_traffic_policy,
-        internal_traffic_policy: traffic_policy(spec.internal_traffic_policy.as_deref(), "spec.internalTrafficPolicy", report),
+        internal_traffic_policy: traffic_policy(
+            spec.internal_traffic_policy.as_deref(),
+            "spec.internalTrafficPolicy",
+            report,
+        ),
         affinity_timeout_s: affinity_timeout_s(spec, report),
         health_check_node_port,
         publish_not_ready_addresses: spec.publish_not_ready_addresses.unwrap_or(false),
@@ -101,7 +113,10 @@ fn cluster_ips(spec: &core::ServiceSpec, report: &mut Report<'_>) -> Vec<IpAddr>
         let field = format!("spec.clusterIPs[{index}]");
         match parse_ip(text) {
             Some(ip) if IpFamily::of(ip) != family => {
-                report.warn(field, format!("{ip} is not an {family} address as spec.ipFamilies[{index}] says; it is left out"));
+                report.warn(
+                    field,
+                    format!("{ip} is not an {family} address as spec.ipFamilies[{index}] says; it is left out"),
+                );
             }
             Some(ip) if found.iter().any(|other| IpFamily::of(*other) == family) => {
                 report.warn(field, format!("{ip} is the second {family} address; it is left out"));
@@ -119,7 +134,8 @@ fn external_ips(spec: &core::ServiceSpec, report: &mut Report<'_>) -> Vec<IpAddr
         match parse_ip(text) {
             Some(ip) => found.push(ip),
             None if text.trim().is_empty() => {}
-            None => report.warn(format!("spec.externalIPs[{index}]"), format!("{text:?} is not an IP address; it is left out")),
+            None => report
+                .warn(format!("spec.externalIPs[{index}]"), format!("{text:?} is not an IP address; it is left out")),
         }
     }
     found
@@ -186,7 +202,8 @@ fn affinity_timeout_s(spec: &core::ServiceSpec, report: &mut Report<'_>) -> Opti
             return None;
         }
     }
-    let seconds = spec.session_affinity_config.as_ref().and_then(|c| c.client_ip.as_ref()).and_then(|c| c.timeout_seconds);
+    let seconds =
+        spec.session_affinity_config.as_ref().and_then(|c| c.client_ip.as_ref()).and_then(|c| c.timeout_seconds);
     match seconds {
         None => Some(DEFAULT_AFFINITY_TIMEOUT_S),
         Some(seconds) => match u32::try_from(seconds) {

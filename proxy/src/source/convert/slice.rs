@@ -30,12 +30,17 @@ fn convert(object: &discovery::EndpointSlice, report: &mut Report<'_>) -> Option
         "IPv4" => IpFamily::V4,
         "IPv6" => IpFamily::V6,
         other => {
-            report.warn("addressType", format!("{other:?} is not served, only IPv4 and IPv6 are; the slice is ignored"));
+            report
+                .warn("addressType", format!("{other:?} is not served, only IPv4 and IPv6 are; the slice is ignored"));
             return None;
         }
     };
-    let Some(service) = meta.labels.as_ref().and_then(|l| l.get(LABEL_SERVICE_NAME)).filter(|name| !name.is_empty()) else {
-        report.warn("metadata.labels", format!("label {LABEL_SERVICE_NAME} is missing, so the slice belongs to no Service"));
+    let Some(service) = meta.labels.as_ref().and_then(|l| l.get(LABEL_SERVICE_NAME)).filter(|name| !name.is_empty())
+    else {
+        report.warn(
+            "metadata.labels",
+            format!("label {LABEL_SERVICE_NAME} is missing, so the slice belongs to no Service"),
+        );
         return None;
     };
     Some(EndpointSlice {
@@ -100,8 +105,18 @@ fn endpoints(object: &discovery::EndpointSlice, family: IpFamily, report: &mut R
             ready: conditions.and_then(|c| c.ready).unwrap_or(true),
             serving: conditions.and_then(|c| c.serving).unwrap_or(true),
             terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
-            zone_hints: hints.and_then(|h| h.for_zones.as_ref()).into_iter().flatten().map(|z| names.share(&z.name)).collect(),
-            node_hints: hints.and_then(|h| h.for_nodes.as_ref()).into_iter().flatten().map(|n| names.share(&n.name)).collect(),
+            zone_hints: hints
+                .and_then(|h| h.for_zones.as_ref())
+                .into_iter()
+                .flatten()
+                .map(|z| names.share(&z.name))
+                .collect(),
+            node_hints: hints
+                .and_then(|h| h.for_nodes.as_ref())
+                .into_iter()
+                .flatten()
+                .map(|n| names.share(&n.name))
+                .collect(),
         });
     }
     found

@@ -66,12 +66,28 @@ fn m3_cluster_ips_are_paired_with_families() {
     for (spec, expected, problem_fields) in [
         (json!({"clusterIP": "fd00::1"}), vec!["fd00::1"], vec![]),
         (json!({"clusterIP": "172.30.0.041"}), vec!["172.30.0.41"], vec![]),
-        (json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv6"]}), vec!["10.0.0.1", "fd00::1"], vec![]),
-        (json!({"clusterIP": "fd00::1", "clusterIPs": ["fd00::1", "10.0.0.1"], "ipFamilies": ["IPv6", "IPv4"]}), vec!["fd00::1", "10.0.0.1"], vec![]),
+        (
+            json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv6"]}),
+            vec!["10.0.0.1", "fd00::1"],
+            vec![],
+        ),
+        (
+            json!({"clusterIP": "fd00::1", "clusterIPs": ["fd00::1", "10.0.0.1"], "ipFamilies": ["IPv6", "IPv4"]}),
+            vec!["fd00::1", "10.0.0.1"],
+            vec![],
+        ),
         // Family listed but no address: does not exist in it.
-        (json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1"], "ipFamilies": ["IPv4", "IPv6"]}), vec!["10.0.0.1"], vec![]),
+        (
+            json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1"], "ipFamilies": ["IPv4", "IPv6"]}),
+            vec!["10.0.0.1"],
+            vec![],
+        ),
         // Address whose family is not listed: not served.
-        (json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"], "ipFamilies": ["IPv4"]}), vec!["10.0.0.1"], vec![]),
+        (
+            json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"], "ipFamilies": ["IPv4"]}),
+            vec!["10.0.0.1"],
+            vec![],
+        ),
         // Without ipFamilies only clusterIP counts.
         (json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"]}), vec!["10.0.0.1"], vec![]),
         (
@@ -113,12 +129,18 @@ fn m4_m5_addresses_of_both_families_and_ranges_are_kept_in_canonical_form() {
 #[test]
 fn m6_m7_only_vips_are_load_balancer_addresses() {
     let spec = json!({"type": "LoadBalancer", "clusterIP": "10.0.0.1", "ports": [{"port": 80, "nodePort": 30080}]});
-    for (mode, expected) in [(Value::Null, vec!["10.1.2.4"]), (json!("VIP"), vec!["10.1.2.4"]), (json!("Proxy"), vec![])] {
-        let service = good_service(spec.clone(), json!({"loadBalancer": {"ingress": [{"ip": "10.1.2.4", "ipMode": mode}]}}));
+    for (mode, expected) in
+        [(Value::Null, vec!["10.1.2.4"]), (json!("VIP"), vec!["10.1.2.4"]), (json!("Proxy"), vec![])]
+    {
+        let service =
+            good_service(spec.clone(), json!({"loadBalancer": {"ingress": [{"ip": "10.1.2.4", "ipMode": mode}]}}));
         assert_eq!(service.load_balancer_ips, ips(&expected));
         assert_eq!(service.ports[0].node_port, 30080);
     }
-    let (service, problems) = convert_service(spec, json!({"loadBalancer": {"ingress": [{"ip": "10.1.2.4", "ipMode": "Moon"}, {"ip": "10.1.2.5"}]}}));
+    let (service, problems) = convert_service(
+        spec,
+        json!({"loadBalancer": {"ingress": [{"ip": "10.1.2.4", "ipMode": "Moon"}, {"ip": "10.1.2.5"}]}}),
+    );
     assert_eq!(service.unwrap().load_balancer_ips, ips(&["10.1.2.5"]));
     assert_eq!(fields(&problems), ["status.loadBalancer.ingress[0].ipMode"]);
 }
@@ -131,8 +153,14 @@ fn m8_the_health_check_port_is_kept() {
         Value::Null,
     );
     assert_eq!((service.health_check_node_port, service.ports.len()), (345, 2));
-    assert_eq!((service.service_type, service.external_traffic_policy), (ServiceType::LoadBalancer, TrafficPolicy::Local));
-    let (_, problems) = convert_service(json!({"type": "LoadBalancer", "clusterIP": "1.2.3.4", "externalTrafficPolicy": "Local"}), Value::Null);
+    assert_eq!(
+        (service.service_type, service.external_traffic_policy),
+        (ServiceType::LoadBalancer, TrafficPolicy::Local)
+    );
+    let (_, problems) = convert_service(
+        json!({"type": "LoadBalancer", "clusterIP": "1.2.3.4", "externalTrafficPolicy": "Local"}),
+        Value::Null,
+    );
     assert_eq!(fields(&problems), ["spec.healthCheckNodePort"]);
 }
 
@@ -143,12 +171,24 @@ fn affinity_has_a_timeout_even_if_none_is_written() {
         (json!("None"), json!({"clientIP": {"timeoutSeconds": 5}}), None, vec![]),
         (json!("ClientIP"), Value::Null, Some(10_800), vec![]),
         (json!("ClientIP"), json!({"clientIP": {"timeoutSeconds": 5}}), Some(5), vec![]),
-        (json!("ClientIP"), json!({"clientIP": {"timeoutSeconds": 0}}), Some(10_800), vec!["spec.sessionAffinityConfig.clientIP.timeoutSeconds"]),
-        (json!("ClientIP"), json!({"clientIP": {"timeoutSeconds": -1}}), Some(10_800), vec!["spec.sessionAffinityConfig.clientIP.timeoutSeconds"]),
+        (
+            json!("ClientIP"),
+            json!({"clientIP": {"timeoutSeconds": 0}}),
+            Some(10_800),
+            vec!["spec.sessionAffinityConfig.clientIP.timeoutSeconds"],
+        ),
+        (
+            json!("ClientIP"),
+            json!({"clientIP": {"timeoutSeconds": -1}}),
+            Some(10_800),
+            vec!["spec.sessionAffinityConfig.clientIP.timeoutSeconds"],
+        ),
         (json!("Cookie"), Value::Null, None, vec!["spec.sessionAffinity"]),
     ] {
-        let (service, problems) =
-            convert_service(json!({"clusterIP": "10.0.0.1", "sessionAffinity": affinity, "sessionAffinityConfig": config}), Value::Null);
+        let (service, problems) = convert_service(
+            json!({"clusterIP": "10.0.0.1", "sessionAffinity": affinity, "sessionAffinityConfig": config}),
+            Value::Null,
+        );
         assert_eq!(service.unwrap().affinity_timeout_s, expected, "{affinity} {config}");
         assert_eq!(fields(&problems), problem_fields);
     }
@@ -170,17 +210,30 @@ fn broken_parts_are_left_out_and_the_rest_is_kept() {
     );
     let service = service.unwrap();
     assert_eq!(service.service_type, ServiceType::ClusterIp);
-    assert_eq!((service.internal_traffic_policy, service.external_traffic_policy), (TrafficPolicy::Cluster, TrafficPolicy::Cluster));
+    assert_eq!(
+        (service.internal_traffic_policy, service.external_traffic_policy),
+        (TrafficPolicy::Cluster, TrafficPolicy::Cluster)
+    );
     assert_eq!(service.external_ips, ips(&["192.0.2.1"]));
     assert_eq!(service.source_ranges, ["10.0.0.0/8".parse().unwrap()]);
-    let ports: Vec<(u16, u16, String)> = service.ports.iter().map(|p| (p.port, p.node_port, p.protocol.to_string())).collect();
+    let ports: Vec<(u16, u16, String)> =
+        service.ports.iter().map(|p| (p.port, p.node_port, p.protocol.to_string())).collect();
     assert_eq!(ports, [(80, 0, "TCP".to_owned()), (80, 0, "UDP".to_owned())]);
     assert_eq!(
         fields(&problems),
         [
-            "spec.type", "spec.externalTrafficPolicy", "spec.healthCheckNodePort", "spec.externalIPs[0]", "spec.loadBalancerSourceRanges[0]",
-            "spec.internalTrafficPolicy", "spec.trafficDistribution", "spec.ports[0].protocol", "spec.ports[1].port", "spec.ports[2].port",
-            "spec.ports[3].nodePort", "spec.ports[4].name",
+            "spec.type",
+            "spec.externalTrafficPolicy",
+            "spec.healthCheckNodePort",
+            "spec.externalIPs[0]",
+            "spec.loadBalancerSourceRanges[0]",
+            "spec.internalTrafficPolicy",
+            "spec.trafficDistribution",
+            "spec.ports[0].protocol",
+            "spec.ports[1].port",
+            "spec.ports[2].port",
+            "spec.ports[3].nodePort",
+            "spec.ports[4].name",
         ]
     );
     assert!(problems.iter().all(|problem| !problem.error));
@@ -200,13 +253,21 @@ fn sl1_endpoints_get_nodes_ports_and_defaulted_conditions() {
     }));
     assert_eq!(problems, []);
     let slice = slice.unwrap();
-    assert_eq!((slice.service.to_string(), slice.name.to_string(), slice.family), ("ns/web".to_owned(), "ns/web-1".to_owned(), IpFamily::V4));
+    assert_eq!(
+        (slice.service.to_string(), slice.name.to_string(), slice.family),
+        ("ns/web".to_owned(), "ns/web-1".to_owned(), IpFamily::V4)
+    );
     let ports: Vec<String> = slice.ports.iter().map(|p| format!("{} {} {}", p.name, p.protocol, p.port)).collect();
     assert_eq!(ports, ["p80 TCP 80", "p443 UDP 443"]);
     let endpoints: Vec<String> = slice
         .endpoints
         .iter()
-        .map(|e| format!("{} {:?} {} {} {} {:?} {:?}", e.address, e.node_name, e.ready, e.serving, e.terminating, e.zone_hints, e.node_hints))
+        .map(|e| {
+            format!(
+                "{} {:?} {} {} {} {:?} {:?}",
+                e.address, e.node_name, e.ready, e.serving, e.terminating, e.zone_hints, e.node_hints
+            )
+        })
         .collect();
     assert_eq!(
         endpoints,
@@ -227,7 +288,10 @@ fn sl5_ports_that_cannot_be_served_are_left_out() {
     ]}));
     let names: Vec<String> = slice.unwrap().ports.iter().map(|p| p.name.to_string()).collect();
     assert_eq!(names, ["e", ""]);
-    assert_eq!(fields(&problems), ["ports[0].port", "ports[1].port", "ports[2].port", "ports[3].name", "ports[4].protocol"]);
+    assert_eq!(
+        fields(&problems),
+        ["ports[0].port", "ports[1].port", "ports[2].port", "ports[3].name", "ports[4].protocol"]
+    );
     // No list of ports at all, and a null list of endpoints, as the API server writes an empty one.
     let (slice, problems) = convert_slice(json!({"ports": null, "endpoints": null}));
     assert_eq!(problems, []);
@@ -240,7 +304,10 @@ fn sl8_slices_that_belong_to_no_served_service_are_ignored() {
         (json!({"addressType": "FQDN", "endpoints": [{"addresses": ["a.example"]}]}), vec!["addressType"]),
         (json!({"addressType": "Carrier"}), vec!["addressType"]),
         (json!({"metadata": {"namespace": "ns", "name": "x"}}), vec!["metadata.labels"]),
-        (json!({"metadata": {"namespace": "ns", "name": "x", "labels": {"kubernetes.io/service-name": ""}}}), vec!["metadata.labels"]),
+        (
+            json!({"metadata": {"namespace": "ns", "name": "x", "labels": {"kubernetes.io/service-name": ""}}}),
+            vec!["metadata.labels"],
+        ),
         (json!({"metadata": {"name": "x", "labels": {"kubernetes.io/service-name": "web"}}}), vec!["metadata.name"]),
         (
             json!({"metadata": {"namespace": "ns", "name": "x", "labels": {"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""}}}),
@@ -256,15 +323,25 @@ fn sl8_slices_that_belong_to_no_served_service_are_ignored() {
 #[test]
 fn endpoints_that_cannot_be_reached_are_left_out_one_by_one() {
     let addresses = [
-        json!([]), json!([""]), json!(["10.244.1.300"]), json!(["fd00::1"]), json!(["0.0.0.0"]), json!(["127.0.0.1"]), json!(["169.254.1.1"]),
-        json!(["224.0.0.1"]), json!(["10.244.1.3"]),
+        json!([]),
+        json!([""]),
+        json!(["10.244.1.300"]),
+        json!(["fd00::1"]),
+        json!(["0.0.0.0"]),
+        json!(["127.0.0.1"]),
+        json!(["169.254.1.1"]),
+        json!(["224.0.0.1"]),
+        json!(["10.244.1.3"]),
     ];
     let endpoints: Vec<Value> = addresses.iter().map(|a| json!({"addresses": a})).collect();
     let (slice, problems) = convert_slice(json!({"endpoints": endpoints}));
     let found: Vec<IpAddr> = slice.unwrap().endpoints.iter().map(|e| e.address).collect();
     assert_eq!(found, ips(&["10.244.1.3"]));
     assert_eq!(problems.len(), 8);
-    assert!(problems.iter().enumerate().all(|(i, p)| p.field.starts_with(&format!("endpoints[{i}].addresses"))), "{problems:?}");
+    assert!(
+        problems.iter().enumerate().all(|(i, p)| p.field.starts_with(&format!("endpoints[{i}].addresses"))),
+        "{problems:?}"
+    );
 }
 
 #[test]
@@ -291,9 +368,12 @@ fn node_addresses_are_internal_ones_first() {
 
 #[test]
 fn service_cidrs_are_parsed_one_by_one() {
-    let (found, problems) = service_cidr(&serde_json::from_value(json!({
-        "metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.1/12", "x", "fd00::/108"]}
-    })).unwrap());
+    let (found, problems) = service_cidr(
+        &serde_json::from_value(json!({
+            "metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.1/12", "x", "fd00::/108"]}
+        }))
+        .unwrap(),
+    );
     let (name, cidrs) = found.unwrap();
     assert_eq!((&*name, cidrs), ("kubernetes", vec!["10.96.0.0/12".parse().unwrap(), "fd00::/108".parse().unwrap()]));
     assert_eq!(fields(&problems), ["spec.cidrs[1]"]);

@@ -114,7 +114,8 @@ users: [{name: u, user: {token: secret}}]
             assert_eq!(config.cluster_url.to_string(), expected);
             assert!(connect(&server).await.is_ok());
         }
-        let alone = config(&ApiServer { kubeconfig: None, master: Some("http://192.0.2.4:8080".to_owned()) }).await.unwrap();
+        let alone =
+            config(&ApiServer { kubeconfig: None, master: Some("http://192.0.2.4:8080".to_owned()) }).await.unwrap();
         assert_eq!(alone.cluster_url.to_string(), "http://192.0.2.4:8080/");
     }
 
@@ -125,7 +126,12 @@ users: [{name: u, user: {token: secret}}]
             return;
         }
         let error = connect(&ApiServer::default()).await.err().unwrap().to_string();
-        assert!(error.contains("--manifests DIR") && error.contains("--kubeconfig FILE") && error.contains("service account"), "{error}");
+        assert!(
+            error.contains("--manifests DIR")
+                && error.contains("--kubeconfig FILE")
+                && error.contains("service account"),
+            "{error}"
+        );
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! An API object that may be unreadable, so that one bad object does not make a whole list unreadable.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use ::kube::Resource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error};
 use serde_json::Value;

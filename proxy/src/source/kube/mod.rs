@@ -18,8 +18,8 @@ pub use client::{ApiServer, ConnectError, connect};
 
 use super::{Problem, SourceEvent};
 use crate::model::{Delta, Node};
-use ::kube::runtime::watcher::Config;
 use ::kube::Client;
+use ::kube::runtime::watcher::Config;
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery, networking::v1 as networking};
 use outage::Outage;
 use std::collections::HashMap;
@@ -104,7 +104,8 @@ impl KubeSource {
 
     fn spawn(&self, tasks: &mut JoinSet<()>, sender: &mpsc::Sender<Message>) {
         let task = |kind| Task { kind, client: self.client.clone(), pace: self.pace, out: sender.clone() };
-        let services = Config::default().labels("!service.kubernetes.io/service-proxy-name").fields("spec.clusterIP!=None");
+        let services =
+            Config::default().labels("!service.kubernetes.io/service-proxy-name").fields("spec.clusterIP!=None");
         let slices = Config::default().labels("!service.kubernetes.io/headless");
         let node = Config::default().fields(&format!("metadata.name={}", self.node_name));
         tasks.spawn(task(Watched::Services).run::<core::Service>(services));
@@ -162,7 +163,9 @@ impl Hub {
                 self.listed(kind, out);
             }
             Payload::Reached => out.extend(self.outage.reached(kind).into_iter().map(SourceEvent::Problem)),
-            Payload::Failed(failure) => out.extend(self.outage.failed(kind, failure).into_iter().map(SourceEvent::Problem)),
+            Payload::Failed(failure) => {
+                out.extend(self.outage.failed(kind, failure).into_iter().map(SourceEvent::Problem))
+            }
         }
     }
 
@@ -200,7 +203,12 @@ impl Hub {
                 self.node_name
             );
             let location = format!("Node {}", self.node_name);
-            out.push(SourceEvent::Problem(Problem { error: false, location, field: "metadata.name".to_owned(), message }));
+            out.push(SourceEvent::Problem(Problem {
+                error: false,
+                location,
+                field: "metadata.name".to_owned(),
+                message,
+            }));
         }
     }
 

@@ -65,7 +65,9 @@ impl World {
         server.put(NODES, node("zone-a", 1));
         server.put(CIDRS, json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/12"]}}));
         let mut world = Self::start(server);
-        world.expect(&["+kubernetes 10.96.0.0/12", "+node zone-a", "+web 10.96.0.1", "+web-1 10.244.0.1", "synced"]).await;
+        world
+            .expect(&["+kubernetes 10.96.0.0/12", "+node zone-a", "+web 10.96.0.1", "+web-1 10.244.0.1", "synced"])
+            .await;
         // Every watch is open, so that what a test does next is told by it.
         for kind in [SERVICES, SLICES, NODES, CIDRS] {
             world.server.wait(|state| state.open(kind) == 1).await;
@@ -74,7 +76,10 @@ impl World {
     }
 
     async fn next(&mut self) {
-        let event = tokio::time::timeout(PATIENCE, self.events.recv()).await.expect("an event in time").expect("the source runs");
+        let event = tokio::time::timeout(PATIENCE, self.events.recv())
+            .await
+            .expect("an event in time")
+            .expect("the source runs");
         self.keep(event);
     }
 
@@ -155,7 +160,11 @@ async fn the_server_is_asked_to_filter() {
         assert_eq!(query.get("labelSelector").map(String::as_str), Some("!service.kubernetes.io/service-proxy-name"));
         assert_eq!(query.get("fieldSelector").map(String::as_str), Some("spec.clusterIP!=None"));
     }
-    assert!(queries(SLICES).iter().all(|q| q.get("labelSelector").map(String::as_str) == Some("!service.kubernetes.io/headless")));
+    assert!(
+        queries(SLICES)
+            .iter()
+            .all(|q| q.get("labelSelector").map(String::as_str) == Some("!service.kubernetes.io/headless"))
+    );
     assert!(queries(NODES).iter().all(|q| q.get("fieldSelector").map(String::as_str) == Some("metadata.name=node-1")));
     let watch = queries(SERVICES).into_iter().find(|q| q.get("watch").is_some_and(|w| w == "true")).expect("a watch");
     assert_eq!(watch.get("allowWatchBookmarks").map(String::as_str), Some("true"));
@@ -203,7 +212,11 @@ async fn an_outage_keeps_the_state_is_told_once_and_a_list_finds_what_was_missed
     world.server.hold(|state| [SERVICES, SLICES, NODES, CIDRS].into_iter().for_each(|kind| state.fault(kind, None)));
     world
         .expect(&[
-            "-web", "+db 10.96.0.2", "-web-1", "+kubernetes 10.96.0.0/12", "warning: API server: can be reached again",
+            "-web",
+            "+db 10.96.0.2",
+            "-web-1",
+            "+kubernetes 10.96.0.0/12",
+            "warning: API server: can be reached again",
         ])
         .await;
     world.quiet().await;
@@ -237,7 +250,9 @@ async fn a_watch_that_is_refused_again_and_again_is_begun_anew() {
     });
     world
         .expect(&[
-            "error: API server: refuses Services with status 504…", "warning: API server: answers for Services again", "+db 10.96.0.2",
+            "error: API server: refuses Services with status 504…",
+            "warning: API server: answers for Services again",
+            "+db 10.96.0.2",
             "+web 10.96.0.1",
         ])
         .await;
@@ -250,7 +265,12 @@ async fn retry_after_is_honoured() {
     server.fault(SERVICES, Some(Fault::Status(429, 1)));
     let begin = Instant::now();
     let mut world = World::start(server);
-    world.expect(&["error: API server: refuses Services with status 429…", "warning: Node node-1: metadata.name: there is no such Node yet…"]).await;
+    world
+        .expect(&[
+            "error: API server: refuses Services with status 429…",
+            "warning: Node node-1: metadata.name: there is no such Node yet…",
+        ])
+        .await;
     world.server.fault(SERVICES, None);
     world.expect(&["synced", "warning: API server: answers for Services again"]).await;
     assert!(begin.elapsed() >= Duration::from_secs(2), "{:?}", begin.elapsed());
@@ -278,7 +298,11 @@ async fn a_missing_right_is_told_for_its_kind_and_ends_nothing() {
     server.fault(SLICES, Some(Fault::Status(403, 0)));
     let mut world = World::start(server);
     world
-        .expect(&["+web 10.96.0.1", "+node zone-a", "error: API server: does not let Tandem list and watch EndpointSlices…"])
+        .expect(&[
+            "+web 10.96.0.1",
+            "+node zone-a",
+            "error: API server: does not let Tandem list and watch EndpointSlices…",
+        ])
         .await;
     world.quiet().await;
     world.server.fault(SLICES, None);
@@ -294,7 +318,10 @@ async fn one_undecodable_object_does_not_hide_the_others() {
     let mut world = World::start(server);
     world.expect(&["synced", "+node zone-a", "+web 10.96.0.1", "error: Service default/bad: cannot be decoded…"]).await;
     // In a watch too.
-    world.server.put(SERVICES, json!({"metadata": {"namespace": "default", "name": "worse", "labels": 7}, "spec": {"clusterIP": 7}}));
+    world.server.put(
+        SERVICES,
+        json!({"metadata": {"namespace": "default", "name": "worse", "labels": 7}, "spec": {"clusterIP": 7}}),
+    );
     world.server.put(SERVICES, service("good", "10.96.0.2"));
     world.expect(&["+good 10.96.0.2", "error: Service default/worse: cannot be decoded…"]).await;
     // Mended.

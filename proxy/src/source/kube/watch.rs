@@ -35,8 +35,14 @@ pub(crate) enum Payload {
     /// A new list begins.
     Init,
     /// An object of a list, or a new or changed one; `None`: nothing for a proxy.
-    Applied { key: Key, delta: Option<Delta>, problems: Vec<Problem> },
-    Deleted { key: Key },
+    Applied {
+        key: Key,
+        delta: Option<Delta>,
+        problems: Vec<Problem>,
+    },
+    Deleted {
+        key: Key,
+    },
     /// The list is complete.
     Listed,
     /// The server has answered.
@@ -69,7 +75,9 @@ const RELIST_INTERVAL: Duration = Duration::from_secs(30);
 const MAX_REFUSALS: u32 = 3;
 
 /// A kind that can be watched.
-pub(crate) trait Watchable: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static {
+pub(crate) trait Watchable:
+    Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static
+{
     fn convert(&self) -> (Option<Delta>, Vec<Problem>);
 }
 
@@ -161,7 +169,13 @@ impl Task {
     }
 
     /// Runs one watcher, which begins with a list. `relisted` is when a list was last needed because a watch could not go on.
-    async fn follow<T>(&self, api: Api<T>, config: &Config, relisted: &mut Option<Instant>, applied: impl Fn(T) -> Payload) -> End
+    async fn follow<T>(
+        &self,
+        api: Api<T>,
+        config: &Config,
+        relisted: &mut Option<Instant>,
+        applied: impl Fn(T) -> Payload,
+    ) -> End
     where
         T: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     {
@@ -240,7 +254,11 @@ impl Task {
         let name = if key.namespace.is_empty() { key.name.to_string() } else { key.to_string() };
         let message = format!("cannot be decoded ({error}); the object is not served");
         let location = format!("{} {name}", K::kind(&()));
-        Payload::Applied { key, delta: None, problems: vec![Problem { error: true, location, field: String::new(), message }] }
+        Payload::Applied {
+            key,
+            delta: None,
+            problems: vec![Problem { error: true, location, field: String::new(), message }],
+        }
     }
 }
 

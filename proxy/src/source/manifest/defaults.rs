@@ -79,7 +79,8 @@ fn families(spec: &mut core::ServiceSpec) {
     let texts = spec.cluster_ips.as_deref().unwrap_or_default();
     let headless = spec.cluster_ip.as_deref() == Some("None");
     if spec.ip_families.as_ref().is_none_or(Vec::is_empty) && !headless {
-        let families: Vec<String> = texts.iter().filter_map(|ip| parse_ip(ip)).map(|ip| crate::model::IpFamily::of(ip).to_string()).collect();
+        let families: Vec<String> =
+            texts.iter().filter_map(|ip| parse_ip(ip)).map(|ip| crate::model::IpFamily::of(ip).to_string()).collect();
         // With an address that cannot be read the pairing would shift; validation reports it.
         if families.len() == texts.len() && !families.is_empty() {
             spec.ip_families = Some(families);
@@ -108,7 +109,9 @@ mod tests {
 
     #[test]
     fn a_minimal_service_gets_what_the_api_server_would_fill_in() {
-        let object = defaulted(json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}}));
+        let object = defaulted(
+            json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}}),
+        );
         assert_eq!(object["metadata"]["namespace"], "default");
         assert_eq!(
             object["spec"],
@@ -140,12 +143,17 @@ mod tests {
         assert_eq!(object["spec"]["externalTrafficPolicy"], "Cluster");
         assert_eq!(object["spec"]["allocateLoadBalancerNodePorts"], true);
         assert_eq!(object["spec"]["ports"][0]["targetPort"], "http");
-        assert_eq!(object["status"]["loadBalancer"]["ingress"], json!([{"ip": "192.0.2.1", "ipMode": "VIP"}, {"hostname": "lb.example"}]));
+        assert_eq!(
+            object["status"]["loadBalancer"]["ingress"],
+            json!([{"ip": "192.0.2.1", "ipMode": "VIP"}, {"hostname": "lb.example"}])
+        );
     }
 
     #[test]
     fn external_ips_give_a_cluster_ip_service_an_external_policy() {
-        let object = defaulted(json!({"metadata": {"name": "a"}, "spec": {"clusterIP": "10.96.0.1", "externalIPs": ["192.0.2.1"]}}));
+        let object = defaulted(
+            json!({"metadata": {"name": "a"}, "spec": {"clusterIP": "10.96.0.1", "externalIPs": ["192.0.2.1"]}}),
+        );
         assert_eq!(object["spec"]["externalTrafficPolicy"], "Cluster");
         let object = defaulted(json!({"metadata": {"name": "a"}, "spec": {"clusterIP": "10.96.0.1"}}));
         assert!(object["spec"].get("externalTrafficPolicy").is_none());

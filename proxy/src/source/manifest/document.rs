@@ -129,7 +129,11 @@ pub(crate) fn parse_file(file: &str, text: &str) -> ParsedFile {
             Ok(tree) => parsed.add(tree, &place, None),
             Err((line, message)) => {
                 let place = place.at_line(line);
-                parsed.broken(place.problem(true, "", format!("cannot be read: {message}; the document is not served")));
+                parsed.broken(place.problem(
+                    true,
+                    "",
+                    format!("cannot be read: {message}; the document is not served"),
+                ));
             }
         }
     }
@@ -159,7 +163,8 @@ impl ParsedFile {
                     let ours = kind.api_version().split_once('/').map_or("", |(group, _)| group);
                     let group = api_version.split_once('/').map_or("", |(group, _)| group);
                     if group == ours || api_version.is_empty() {
-                        let message = format!("{api_version:?} is not read for kind {kind_name}; write {}", kind.api_version());
+                        let message =
+                            format!("{api_version:?} is not read for kind {kind_name}; write {}", kind.api_version());
                         return self.broken(place.problem(true, "apiVersion", message));
                     }
                     self.skipped.push((format!("{api_version} {kind_name}"), place));
@@ -170,7 +175,9 @@ impl ParsedFile {
                 Some(kind) => kind,
                 None => return self.broken(place.problem(true, "kind", "is missing")),
             },
-            None if kind_name.ends_with("List") && tree.get("items").is_some() => return self.add_list(tree, &place, &kind_name),
+            None if kind_name.ends_with("List") && tree.get("items").is_some() => {
+                return self.add_list(tree, &place, &kind_name);
+            }
             None if kind_name == "List" => return,
             None => {
                 let name = if api_version.is_empty() { kind_name } else { format!("{api_version} {kind_name}") };
@@ -221,11 +228,17 @@ impl ParsedFile {
         let mut problems = Vec::new();
         let object = match kind {
             Kind::Service => decode(json, &tree, &place, &mut problems).map(|o| Object::Service(Box::new(o))),
-            Kind::EndpointSlice => decode(json, &tree, &place, &mut problems).map(|o| Object::EndpointSlice(Box::new(o))),
+            Kind::EndpointSlice => {
+                decode(json, &tree, &place, &mut problems).map(|o| Object::EndpointSlice(Box::new(o)))
+            }
             Kind::Node => decode(json, &tree, &place, &mut problems).map(|o| Object::Node(Box::new(o))),
             Kind::ServiceCidr => decode(json, &tree, &place, &mut problems).map(|o| Object::ServiceCidr(Box::new(o))),
         };
-        let label = if kind.namespaced() { format!("{} {namespace}/{name}", kind.name()) } else { format!("{} {name}", kind.name()) };
+        let label = if kind.namespaced() {
+            format!("{} {namespace}/{name}", kind.name())
+        } else {
+            format!("{} {name}", kind.name())
+        };
         for problem in &mut problems {
             problem.location = format!("{}, {label}", problem.location);
         }
@@ -234,7 +247,12 @@ impl ParsedFile {
 }
 
 /// Decodes an object; a wrong type is an error with its field path, an unknown field a warning.
-fn decode<K: DeserializeOwned>(json: serde_json::Value, tree: &Yaml, place: &Place, problems: &mut Vec<Problem>) -> Option<K> {
+fn decode<K: DeserializeOwned>(
+    json: serde_json::Value,
+    tree: &Yaml,
+    place: &Place,
+    problems: &mut Vec<Problem>,
+) -> Option<K> {
     let mut track = serde_path_to_error::Track::new();
     let deserializer = serde_path_to_error::Deserializer::new(json, &mut track);
     let mut unknown = Vec::new();

@@ -148,7 +148,11 @@ fn read_file(path: &Path) -> Option<Result<String, String>> {
         return None;
     }
     if metadata.len() > MAX_FILE_BYTES {
-        return Some(Err(format!("has {} MiB, more than {} MiB; it is not read", metadata.len() >> 20, MAX_FILE_BYTES >> 20)));
+        return Some(Err(format!(
+            "has {} MiB, more than {} MiB; it is not read",
+            metadata.len() >> 20,
+            MAX_FILE_BYTES >> 20
+        )));
     }
     match fs::read(path) {
         Ok(bytes) => Some(String::from_utf8(bytes).map_err(|_| "is not UTF-8 text; it is not read".to_owned())),

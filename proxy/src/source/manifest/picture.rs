@@ -100,7 +100,9 @@ impl Picture {
             }
         }
         let (mut unchanged, mut changed, mut refused) = (Vec::new(), Vec::new(), Vec::new());
-        for entry in self.files.values().flat_map(|file| &file.entries).filter(|entry| std::ptr::eq(first[&entry.key], *entry)) {
+        for entry in
+            self.files.values().flat_map(|file| &file.entries).filter(|entry| std::ptr::eq(first[&entry.key], *entry))
+        {
             match &entry.meaning {
                 None => refused.push(&entry.key),
                 Some(meaning) if self.served.get(&entry.key).is_some_and(|old| old.meaning == *meaning) => {
@@ -115,7 +117,11 @@ impl Picture {
         for (entry, meaning) in unchanged.into_iter().chain(changed) {
             match claims.take(&entry.key, &entry.place, meaning) {
                 Ok(()) => {
-                    let version = Served { file: Arc::clone(&entry.place.file), place: entry.place.clone(), meaning: Arc::clone(meaning) };
+                    let version = Served {
+                        file: Arc::clone(&entry.place.file),
+                        place: entry.place.clone(),
+                        meaning: Arc::clone(meaning),
+                    };
                     served.insert(entry.key.clone(), version);
                 }
                 Err(clashes) => {
@@ -133,7 +139,8 @@ impl Picture {
             if let Some(old) = self.served.get(key)
                 && claims.take(key, &old.place, &old.meaning).is_ok()
             {
-                let version = Served { file: Arc::clone(&old.file), place: old.place.clone(), meaning: Arc::clone(&old.meaning) };
+                let version =
+                    Served { file: Arc::clone(&old.file), place: old.place.clone(), meaning: Arc::clone(&old.meaning) };
                 served.insert(key.clone(), version);
             }
         }
@@ -224,7 +231,10 @@ fn unmatched(service: &Service, slices: &[(&Key, &Served)]) -> Option<(String, S
         .collect();
     let missing = service.ports.iter().enumerate().find(|(_, port)| !ports.contains(&(&*port.name, port.protocol)));
     missing.map(|(index, port)| {
-        let message = format!("no EndpointSlice of the Service has a {} port with the name {:?}, so this port has no endpoints", port.protocol, port.name);
+        let message = format!(
+            "no EndpointSlice of the Service has a {} port with the name {:?}, so this port has no endpoints",
+            port.protocol, port.name
+        );
         (format!("spec.ports[{index}].name"), message)
     })
 }
@@ -244,13 +254,15 @@ impl Claims {
         let mut clashes = Vec::new();
         for (index, ip) in service.cluster_ips.iter().enumerate() {
             if let Some(owner) = self.cluster_ips.get(ip) {
-                clashes.push((format!("spec.clusterIPs[{index}]"), format!("{ip} is already the ClusterIP of {owner}")));
+                clashes
+                    .push((format!("spec.clusterIPs[{index}]"), format!("{ip} is already the ClusterIP of {owner}")));
             }
         }
         for (index, port) in service.ports.iter().enumerate().filter(|(_, port)| port.node_port != 0) {
             let field = format!("spec.ports[{index}].nodePort");
             if let Some(owner) = self.node_ports.get(&(port.node_port, port.protocol)) {
-                clashes.push((field, format!("{} {} is already the nodePort of {owner}", port.protocol, port.node_port)));
+                clashes
+                    .push((field, format!("{} {} is already the nodePort of {owner}", port.protocol, port.node_port)));
             } else if let Some(owner) = self.health_ports.get(&port.node_port) {
                 clashes.push((field, format!("{} is already the healthCheckNodePort of {owner}", port.node_port)));
             }
@@ -260,7 +272,9 @@ impl Claims {
             let field = || "spec.healthCheckNodePort".to_owned();
             if let Some(owner) = self.health_ports.get(&health) {
                 clashes.push((field(), format!("{health} is already the healthCheckNodePort of {owner}")));
-            } else if let Some(owner) = Protocol::ALL.iter().find_map(|protocol| self.node_ports.get(&(health, *protocol))) {
+            } else if let Some(owner) =
+                Protocol::ALL.iter().find_map(|protocol| self.node_ports.get(&(health, *protocol)))
+            {
                 clashes.push((field(), format!("{health} is already the nodePort of {owner}")));
             }
         }
@@ -304,7 +318,9 @@ fn difference(before: &BTreeMap<Key, Served>, after: &BTreeMap<Key, Served>) -> 
         deltas.extend(match (&*new.meaning, key) {
             (Meaning::Service(service), _) => Some(Delta::Service(service.clone())),
             (Meaning::Slice(slice), _) => Some(Delta::Slice(slice.clone())),
-            (Meaning::ServiceCidr(cidrs), Key::ServiceCidr(name)) => Some(Delta::ServiceCidr(Arc::clone(name), cidrs.clone())),
+            (Meaning::ServiceCidr(cidrs), Key::ServiceCidr(name)) => {
+                Some(Delta::ServiceCidr(Arc::clone(name), cidrs.clone()))
+            }
             _ => None,
         });
     }
@@ -320,8 +336,15 @@ fn parse_state(name: &str, text: &Result<String, String>, digest: Result<[u8; 32
             FileState { text: digest, entries, skipped: parsed.skipped, problems, incomplete: parsed.incomplete }
         }
         Err(message) => {
-            let problem = Problem { error: true, location: name.to_owned(), field: String::new(), message: message.clone() };
-            FileState { text: digest, entries: Vec::new(), skipped: Vec::new(), problems: vec![problem], incomplete: true }
+            let problem =
+                Problem { error: true, location: name.to_owned(), field: String::new(), message: message.clone() };
+            FileState {
+                text: digest,
+                entries: Vec::new(),
+                skipped: Vec::new(),
+                problems: vec![problem],
+                incomplete: true,
+            }
         }
     }
 }

@@ -5,7 +5,8 @@ use super::*;
 use crate::model::{ObjectName, Protocol, Service};
 
 pub(super) fn files(texts: &[(&str, &str)]) -> Vec<FileText> {
-    let mut files: Vec<_> = texts.iter().map(|(name, text)| FileText { name: (*name).to_owned(), text: Ok((*text).to_owned()) }).collect();
+    let mut files: Vec<_> =
+        texts.iter().map(|(name, text)| FileText { name: (*name).to_owned(), text: Ok((*text).to_owned()) }).collect();
     files.sort_by(|a, b| a.name.cmp(&b.name));
     files
 }
@@ -42,7 +43,9 @@ fn messages(problems: &[Problem]) -> Vec<String> {
 }
 
 pub(super) fn service(name: &str, ip: &str) -> String {
-    format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec:\n  clusterIP: {ip}\n  ports: [{{port: 80}}]\n")
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec:\n  clusterIP: {ip}\n  ports: [{{port: 80}}]\n"
+    )
 }
 
 const WEB: &str = "\
@@ -76,7 +79,9 @@ fn a_service_and_its_slice_are_loaded_with_defaults() {
     assert_eq!(names(&loaded.deltas), ["+default/web 10.96.0.10", "+node node-1", "+slice default/web-1"]);
     let web = services(&loaded.deltas)[0];
     assert_eq!((web.ports[0].port, web.ports[0].protocol), (80, Protocol::Tcp));
-    let Some(Delta::Slice(slice)) = loaded.deltas.iter().find(|d| matches!(d, Delta::Slice(_))) else { panic!("no slice") };
+    let Some(Delta::Slice(slice)) = loaded.deltas.iter().find(|d| matches!(d, Delta::Slice(_))) else {
+        panic!("no slice")
+    };
     assert_eq!(slice.service, ObjectName::new("default", "web"));
     assert!(slice.endpoints[0].ready && slice.endpoints[0].serving && !slice.endpoints[0].terminating);
     assert_eq!(loaded.counts, BTreeMap::from([(Kind::Service, 1), (Kind::EndpointSlice, 1)]));
@@ -97,7 +102,10 @@ fn lists_and_json_are_read() {
 #[test]
 fn other_kinds_are_named_once_and_skipped() {
     let deployment = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n---\n";
-    let text = format!("{deployment}{deployment}apiVersion: v1\nkind: Endpoints\nmetadata: {{name: x}}\n---\n{}", service("a", "10.96.0.1"));
+    let text = format!(
+        "{deployment}{deployment}apiVersion: v1\nkind: Endpoints\nmetadata: {{name: x}}\n---\n{}",
+        service("a", "10.96.0.1")
+    );
     let loaded = loaded(&[("all.yaml", &text)]);
     assert_eq!(
         messages(&loaded.problems),
@@ -116,7 +124,10 @@ fn a_broken_document_is_named_and_the_others_are_served() {
     assert_eq!(services(&loaded.deltas).len(), 3);
     assert_eq!(loaded.problems.len(), 1);
     let problem = &loaded.problems[0];
-    assert!(problem.error && problem.location.starts_with("x.yaml:") && problem.location.ends_with("document 2"), "{problem}");
+    assert!(
+        problem.error && problem.location.starts_with("x.yaml:") && problem.location.ends_with("document 2"),
+        "{problem}"
+    );
 }
 
 #[test]
@@ -140,7 +151,11 @@ fn objects_without_kind_version_or_name_are_errors() {
         ("metadata: {name: a}\n", "kind", "is missing"),
         ("apiVersion: v1\nkind: Service\nspec: {}\n", "metadata.name", "is missing"),
         ("kind: Service\nmetadata: {name: a}\n", "apiVersion", "write v1"),
-        ("apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: a}\n", "apiVersion", "write discovery.k8s.io/v1"),
+        (
+            "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: a}\n",
+            "apiVersion",
+            "write discovery.k8s.io/v1",
+        ),
         ("- a\n- b\n", "", "not an object"),
         ("apiVersion: v1\nkind: List\nitems: {a: b}\n", "items", "not a list"),
     ] {
@@ -182,7 +197,13 @@ fn clashing_addresses_and_ports_are_errors_that_name_the_other() {
     ]);
     assert_eq!(
         names(&loaded.deltas),
-        ["+default/a 10.96.0.1", "+default/c 10.96.0.3", "+default/e 10.96.0.5", "+default/f 10.96.0.6", "+node node-1"]
+        [
+            "+default/a 10.96.0.1",
+            "+default/c 10.96.0.3",
+            "+default/e 10.96.0.5",
+            "+default/f 10.96.0.6",
+            "+node node-1"
+        ]
     );
     assert_eq!(
         messages(&loaded.problems),
@@ -202,7 +223,9 @@ fn an_object_defined_twice_counts_once() {
     assert_eq!(names(&loaded.deltas), ["+default/a 10.96.0.1", "+node node-1"]);
     assert_eq!(
         messages(&loaded.problems),
-        ["error: b.yaml:1, document 1, Service default/a: metadata.name: is also defined at a.yaml:1, document 1; this second definition is not used"]
+        [
+            "error: b.yaml:1, document 1, Service default/a: metadata.name: is also defined at a.yaml:1, document 1; this second definition is not used"
+        ]
     );
 }
 
@@ -244,7 +267,10 @@ fn the_own_node_comes_from_its_object_else_from_the_machine() {
     assert_eq!(facts.addresses, ["192.0.2.10".parse::<std::net::IpAddr>().unwrap()]);
     assert!(machine.problems[0].message.contains("--hostname-override"));
 
-    let labels_only = loaded(&[("n.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: node-1, labels: {topology.kubernetes.io/zone: z}}\n")]);
+    let labels_only = loaded(&[(
+        "n.yaml",
+        "apiVersion: v1\nkind: Node\nmetadata: {name: node-1, labels: {topology.kubernetes.io/zone: z}}\n",
+    )]);
     let Delta::Node(facts) = &labels_only.deltas[0] else { panic!("no node") };
     assert_eq!((facts.zone.as_deref(), facts.addresses.len()), (Some("z"), 1));
 }

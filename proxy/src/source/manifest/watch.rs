@@ -73,7 +73,11 @@ impl ManifestSource {
     }
 }
 
-async fn deliver(outcome: Outcome, synced: &mut bool, events: &mpsc::Sender<SourceEvent>) -> Result<(), mpsc::error::SendError<SourceEvent>> {
+async fn deliver(
+    outcome: Outcome,
+    synced: &mut bool,
+    events: &mpsc::Sender<SourceEvent>,
+) -> Result<(), mpsc::error::SendError<SourceEvent>> {
     for problem in outcome.problems {
         events.send(SourceEvent::Problem(problem)).await?;
     }
@@ -198,7 +202,10 @@ impl Inotify {
             }
             Err(error) if !self.failed => {
                 self.failed = true;
-                let message = format!("changes cannot be watched ({error}); they are noticed within {} s instead", POLL.as_secs());
+                let message = format!(
+                    "changes cannot be watched ({error}); they are noticed within {} s instead",
+                    POLL.as_secs()
+                );
                 Some(Problem { error: false, location: dir.display().to_string(), field: String::new(), message })
             }
             Err(_) => None,
@@ -244,7 +251,8 @@ struct Stat {
 impl Fingerprint {
     fn take(dir: &Path) -> Self {
         let identity = fs::metadata(dir).ok().map(|metadata| (metadata.dev(), metadata.ino()));
-        let names = fs::read_dir(dir).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let names =
+            fs::read_dir(dir).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let files = names.filter(|name| is_manifest(name)).map(|name| {
             let stat = fs::metadata(dir.join(&name)).ok().map(|m| Stat {
                 device: m.dev(),

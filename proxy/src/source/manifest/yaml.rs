@@ -203,7 +203,10 @@ fn parse_yaml(text: &str) -> Vec<Document> {
                 let line = location.and_then(|l| usize::try_from(l.line()).ok()).filter(|line| *line != 0);
                 // The text of the error repeats its place relative to the chunk; the true line is told apart.
                 let message = plain_message(&error);
-                documents.push(Document { number, tree: Err((line.map_or(first_line + 1, |line| line + first_line), message)) });
+                documents.push(Document {
+                    number,
+                    tree: Err((line.map_or(first_line + 1, |line| line + first_line), message)),
+                });
             }
         }
     }
@@ -216,7 +219,8 @@ fn split_yaml(text: &str) -> Vec<(usize, &str)> {
     let mut chunks = Vec::new();
     let (mut start, mut start_line, mut offset) = (0, 0, 0);
     for (number, line) in text.split_inclusive('\n').enumerate() {
-        let marker = line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
+        let marker =
+            line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
         if marker && offset != start {
             chunks.push((start_line, &text[start..offset]));
             (start, start_line) = (offset, number);

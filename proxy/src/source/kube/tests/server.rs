@@ -67,7 +67,8 @@ impl State {
 
     pub fn delete(&mut self, kind: &'static str, name: &str) {
         self.version += 1;
-        let mut object = self.objects.get_mut(kind).and_then(|objects| objects.remove(name)).expect("the object exists");
+        let mut object =
+            self.objects.get_mut(kind).and_then(|objects| objects.remove(name)).expect("the object exists");
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         self.event(kind, "DELETED", &object);
     }
@@ -148,7 +149,11 @@ impl State {
     }
 
     fn answer(&mut self, kind: &'static str, query: &Query) -> Answer {
-        if query.get("watch").is_some_and(|watch| watch == "true") { self.watch(kind, query) } else { json_answer(200, &self.list(kind, query)) }
+        if query.get("watch").is_some_and(|watch| watch == "true") {
+            self.watch(kind, query)
+        } else {
+            json_answer(200, &self.list(kind, query))
+        }
     }
 }
 
@@ -187,7 +192,8 @@ impl Server {
 
     /// Sends a bookmark to the watches of a kind.
     pub fn bookmark(&self, kind: &'static str, version: u64) {
-        let object = json!({"metadata": {"resourceVersion": version.to_string()}, "apiVersion": "v1", "kind": "Service"});
+        let object =
+            json!({"metadata": {"resourceVersion": version.to_string()}, "apiVersion": "v1", "kind": "Service"});
         let line = format!("{}\n", json!({"type": "BOOKMARK", "object": object}));
         self.hold(|state| {
             for (_, stream) in state.streams.iter().filter(|(of, _)| *of == kind) {
@@ -230,7 +236,10 @@ impl Server {
                 match state.faults.get(kind).copied() {
                     None => return Ok(state.answer(kind, &query)),
                     Some(Fault::Unreachable) => {
-                        let refused = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "connection refused, says the script");
+                        let refused = std::io::Error::new(
+                            std::io::ErrorKind::ConnectionRefused,
+                            "connection refused, says the script",
+                        );
                         return Err(refused.into());
                     }
                     Some(Fault::Status(code, retry_after)) => return Ok(status(code, retry_after)),

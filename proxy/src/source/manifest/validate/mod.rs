@@ -84,7 +84,10 @@ fn is_label(text: &str) -> bool {
 
 fn label(text: &str, field: impl Into<String>, report: &mut Report<'_>) {
     if !is_label(text) {
-        report.error(field, format!("{text:?} is not a DNS label (at most 63 of a-z, 0-9 and '-', '-' not first or last)"));
+        report.error(
+            field,
+            format!("{text:?} is not a DNS label (at most 63 of a-z, 0-9 and '-', '-' not first or last)"),
+        );
     }
 }
 

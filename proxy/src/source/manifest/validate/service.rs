@@ -43,7 +43,9 @@ fn external_name(spec: &core::ServiceSpec, report: &mut Report<'_>) {
     if spec.external_name.as_deref().is_none_or(str::is_empty) {
         report.error("spec.externalName", "is missing for type ExternalName");
     }
-    if spec.cluster_ip.as_deref().is_some_and(|ip| !ip.is_empty()) || spec.cluster_ips.as_ref().is_some_and(|ips| !ips.is_empty()) {
+    if spec.cluster_ip.as_deref().is_some_and(|ip| !ip.is_empty())
+        || spec.cluster_ips.as_ref().is_some_and(|ips| !ips.is_empty())
+    {
         report.error("spec.clusterIP", "must not be set for type ExternalName");
     }
 }
@@ -75,7 +77,10 @@ fn cluster_ips(spec: &core::ServiceSpec, report: &mut Report<'_>) {
         }
         let family = IpFamily::of(address);
         if seen.contains(&family) {
-            report.error(field(), format!("{address} is the second {family} address; a Service has one of each family at most"));
+            report.error(
+                field(),
+                format!("{address} is the second {family} address; a Service has one of each family at most"),
+            );
         }
         seen.push(family);
         if let Some(declared) = families.get(index)
@@ -94,19 +99,29 @@ fn cluster_ips(spec: &core::ServiceSpec, report: &mut Report<'_>) {
         if families[..index].contains(family) && texts.len() <= index {
             report.error(field, format!("{family} is written twice"));
         } else if index >= texts.len() {
-            let message = format!("is missing: without an API server nothing allocates the {family} address of spec.ipFamilies[{index}]");
+            let message = format!(
+                "is missing: without an API server nothing allocates the {family} address of spec.ipFamilies[{index}]"
+            );
             report.error(format!("spec.clusterIPs[{index}]"), message);
         }
     }
     if families.len() < texts.len() && !families.is_empty() {
-        report.error("spec.ipFamilies", "has fewer entries than spec.clusterIPs; write the family of each address, or leave it out");
+        report.error(
+            "spec.ipFamilies",
+            "has fewer entries than spec.clusterIPs; write the family of each address, or leave it out",
+        );
     }
     let policy = spec.ip_family_policy.as_deref().unwrap_or("");
     if one_of(policy, &["SingleStack", "PreferDualStack", "RequireDualStack"], "spec.ipFamilyPolicy", report) {
         match policy {
-            "SingleStack" if texts.len() > 1 => report.error("spec.ipFamilyPolicy", "must not be SingleStack with two ClusterIPs"),
+            "SingleStack" if texts.len() > 1 => {
+                report.error("spec.ipFamilyPolicy", "must not be SingleStack with two ClusterIPs")
+            }
             "RequireDualStack" if texts.len() < 2 => {
-                report.error("spec.clusterIPs", "needs an address of each family, since spec.ipFamilyPolicy is RequireDualStack");
+                report.error(
+                    "spec.clusterIPs",
+                    "needs an address of each family, since spec.ipFamilyPolicy is RequireDualStack",
+                );
             }
             _ => {}
         }
@@ -118,7 +133,8 @@ fn ports(spec: &core::ServiceSpec, type_: &str, headless: bool, report: &mut Rep
     if entries.is_empty() && !headless {
         report.error("spec.ports", "is missing; write at least one port");
     }
-    let allocate = type_ == "NodePort" || (type_ == "LoadBalancer" && spec.allocate_load_balancer_node_ports != Some(false));
+    let allocate =
+        type_ == "NodePort" || (type_ == "LoadBalancer" && spec.allocate_load_balancer_node_ports != Some(false));
     let (mut names, mut numbers, mut node_ports) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for (index, entry) in entries.iter().enumerate() {
         let field = |name: &str| format!("spec.ports[{index}].{name}");
@@ -166,7 +182,10 @@ fn ports(spec: &core::ServiceSpec, type_: &str, headless: bool, report: &mut Rep
                 if port(number, field("nodePort"), report)
                     && let Some(first) = node_ports.insert((protocol, number), index)
                 {
-                    report.error(field("nodePort"), format!("{protocol} {number} is also the nodePort of spec.ports[{first}]"));
+                    report.error(
+                        field("nodePort"),
+                        format!("{protocol} {number} is also the nodePort of spec.ports[{first}]"),
+                    );
                 }
             }
         }
@@ -191,7 +210,10 @@ fn policies(spec: &core::ServiceSpec, type_: &str, report: &mut Report<'_>) {
         one_of(policy, POLICIES, "spec.externalTrafficPolicy", report);
         let external = type_ != "ClusterIP" || spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty());
         if !external {
-            report.error("spec.externalTrafficPolicy", "may only be set for types NodePort and LoadBalancer, or with externalIPs");
+            report.error(
+                "spec.externalTrafficPolicy",
+                "may only be set for types NodePort and LoadBalancer, or with externalIPs",
+            );
         }
     }
     if let Some(value) = spec.traffic_distribution.as_deref().filter(|v| !v.is_empty()) {
@@ -209,7 +231,10 @@ fn affinity(spec: &core::ServiceSpec, report: &mut Report<'_>) {
         let config = spec.session_affinity_config.as_ref().and_then(|c| c.client_ip.as_ref());
         let seconds = config.and_then(|c| c.timeout_seconds).unwrap_or(0);
         if !(1..=86_400).contains(&seconds) {
-            report.error("spec.sessionAffinityConfig.clientIP.timeoutSeconds", format!("{seconds} is not from 1 to 86400"));
+            report.error(
+                "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+                format!("{seconds} is not from 1 to 86400"),
+            );
         }
     }
 }
@@ -235,7 +260,12 @@ fn load_balancer(object: &core::Service, spec: &core::ServiceSpec, type_: &str, 
     if spec.allocate_load_balancer_node_ports.is_some() && !is_load_balancer {
         report.error("spec.allocateLoadBalancerNodePorts", "may only be set for type LoadBalancer");
     }
-    let ingress = object.status.as_ref().and_then(|s| s.load_balancer.as_ref()).and_then(|l| l.ingress.as_deref()).unwrap_or_default();
+    let ingress = object
+        .status
+        .as_ref()
+        .and_then(|s| s.load_balancer.as_ref())
+        .and_then(|l| l.ingress.as_deref())
+        .unwrap_or_default();
     if !ingress.is_empty() && !is_load_balancer {
         report.error("status.loadBalancer.ingress", "may only be set for type LoadBalancer");
     }

@@ -38,7 +38,8 @@ pub(crate) fn endpoint_slice(object: &discovery::EndpointSlice, report: &mut Rep
     };
     ports(object, report);
     if object.endpoints.len() > MAX_ENDPOINTS {
-        let message = format!("has {} entries, more than {MAX_ENDPOINTS}; write several slices", object.endpoints.len());
+        let message =
+            format!("has {} entries, more than {MAX_ENDPOINTS}; write several slices", object.endpoints.len());
         report.error("endpoints", message);
     }
     for (index, endpoint) in object.endpoints.iter().enumerate() {

@@ -95,13 +95,19 @@ fn bad_services_are_refused_with_field_and_reason() {
             json!({"spec": {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "ports": [{"port": 80, "nodePort": 30080}]}}),
             vec![("spec.healthCheckNodePort", "write a free port")],
         ),
-        (json!({"spec": {"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "PreferDualStack"}}), vec![("spec.clusterIPs[1]", "IPv6")]),
+        (
+            json!({"spec": {"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "PreferDualStack"}}),
+            vec![("spec.clusterIPs[1]", "IPv6")],
+        ),
         (json!({"spec": {"ipFamilyPolicy": "RequireDualStack"}}), vec![("spec.clusterIPs", "each family")]),
         // Addresses.
         (json!({"spec": {"clusterIP": "10.96.0.300"}}), vec![("spec.clusterIPs[0]", "not an IP address")]),
         (json!({"spec": {"clusterIP": "127.0.0.1"}}), vec![("spec.clusterIPs[0]", "loopback")]),
         (json!({"spec": {"clusterIPs": ["10.96.0.11"]}}), vec![("spec.clusterIPs[0]", "10.96.0.10")]),
-        (json!({"spec": {"clusterIPs": ["10.96.0.10", "10.96.0.11"]}}), vec![("spec.clusterIPs[1]", "second IPv4 address")]),
+        (
+            json!({"spec": {"clusterIPs": ["10.96.0.10", "10.96.0.11"]}}),
+            vec![("spec.clusterIPs[1]", "second IPv4 address")],
+        ),
         (
             json!({"spec": {"clusterIPs": ["10.96.0.10", "fd00::1", "fd00::2"]}}),
             vec![("spec.clusterIPs", "more than two")],
@@ -112,7 +118,10 @@ fn bad_services_are_refused_with_field_and_reason() {
             json!({"spec": {"clusterIPs": ["10.96.0.10", "fd00::1"], "ipFamilyPolicy": "SingleStack"}}),
             vec![("spec.ipFamilyPolicy", "two ClusterIPs")],
         ),
-        (json!({"spec": {"clusterIPs": ["10.96.0.10", "fd00::1"], "ipFamilies": ["IPv4"]}}), vec![("spec.ipFamilies", "fewer")]),
+        (
+            json!({"spec": {"clusterIPs": ["10.96.0.10", "fd00::1"], "ipFamilies": ["IPv4"]}}),
+            vec![("spec.ipFamilies", "fewer")],
+        ),
         (json!({"spec": {"externalIPs": ["192.0.2.1", "x"]}}), vec![("spec.externalIPs[1]", "not an IP address")]),
         (json!({"spec": {"externalIPs": ["127.0.0.2"]}}), vec![("spec.externalIPs[0]", "loopback")]),
         (json!({"spec": {"externalIPs": ["fe80::1"]}}), vec![("spec.externalIPs[0]", "link-local")]),
@@ -126,11 +135,20 @@ fn bad_services_are_refused_with_field_and_reason() {
         (ports(json!([{"port": 80, "protocol": "QUIC"}])), vec![("spec.ports[0].protocol", "TCP, UDP, SCTP")]),
         (ports(json!([{"port": 80, "protocol": "tcp"}])), vec![("spec.ports[0].protocol", "TCP, UDP, SCTP")]),
         (ports(json!([{"name": "a", "port": 80}, {"port": 81}])), vec![("spec.ports[1].name", "is missing")]),
-        (ports(json!([{"name": "a", "port": 80}, {"name": "a", "port": 81}])), vec![("spec.ports[1].name", "spec.ports[0]")]),
-        (ports(json!([{"name": "a", "port": 80}, {"name": "b", "port": 80}])), vec![("spec.ports[1].port", "TCP 80 is also spec.ports[0]")]),
+        (
+            ports(json!([{"name": "a", "port": 80}, {"name": "a", "port": 81}])),
+            vec![("spec.ports[1].name", "spec.ports[0]")],
+        ),
+        (
+            ports(json!([{"name": "a", "port": 80}, {"name": "b", "port": 80}])),
+            vec![("spec.ports[1].port", "TCP 80 is also spec.ports[0]")],
+        ),
         (ports(json!([{"name": "A!", "port": 80}])), vec![("spec.ports[0].name", "not a DNS label")]),
         (ports(json!([{"port": 80, "nodePort": 30080}])), vec![("spec.ports[0].nodePort", "type ClusterIP")]),
-        (json!({"spec": {"type": "NodePort", "ports": [{"port": 80, "nodePort": 70000}]}}), vec![("spec.ports[0].nodePort", "1 to 65535")]),
+        (
+            json!({"spec": {"type": "NodePort", "ports": [{"port": 80, "nodePort": 70000}]}}),
+            vec![("spec.ports[0].nodePort", "1 to 65535")],
+        ),
         (
             json!({"spec": {"type": "NodePort", "ports": [{"name": "a", "port": 80, "nodePort": 30080}, {"name": "b", "port": 81, "nodePort": 30080}]}}),
             vec![("spec.ports[1].nodePort", "spec.ports[0]")],
@@ -138,10 +156,16 @@ fn bad_services_are_refused_with_field_and_reason() {
         // Policies and affinity.
         (json!({"spec": {"internalTrafficPolicy": "Zone"}}), vec![("spec.internalTrafficPolicy", "Cluster, Local")]),
         (json!({"spec": {"externalTrafficPolicy": "Local"}}), vec![("spec.externalTrafficPolicy", "externalIPs")]),
-        (json!({"spec": {"externalTrafficPolicy": "Zone", "externalIPs": ["192.0.2.1"]}}), vec![("spec.externalTrafficPolicy", "Cluster, Local")]),
+        (
+            json!({"spec": {"externalTrafficPolicy": "Zone", "externalIPs": ["192.0.2.1"]}}),
+            vec![("spec.externalTrafficPolicy", "Cluster, Local")],
+        ),
         (json!({"spec": {"trafficDistribution": "PreferMoon"}}), vec![("spec.trafficDistribution", "PreferClose")]),
         (json!({"spec": {"sessionAffinity": "Cookie"}}), vec![("spec.sessionAffinity", "None, ClientIP")]),
-        (json!({"spec": {"sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 5}}}}), vec![("spec.sessionAffinityConfig", "must not be set")]),
+        (
+            json!({"spec": {"sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 5}}}}),
+            vec![("spec.sessionAffinityConfig", "must not be set")],
+        ),
         (
             json!({"spec": {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 0}}}}),
             vec![("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "1 to 86400")],
@@ -151,30 +175,49 @@ fn bad_services_are_refused_with_field_and_reason() {
             vec![("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "1 to 86400")],
         ),
         // Load balancers.
-        (json!({"spec": {"loadBalancerSourceRanges": ["10.0.0.0/8"]}}), vec![("spec.loadBalancerSourceRanges", "type LoadBalancer")]),
+        (
+            json!({"spec": {"loadBalancerSourceRanges": ["10.0.0.0/8"]}}),
+            vec![("spec.loadBalancerSourceRanges", "type LoadBalancer")],
+        ),
         (
             json!({"spec": {"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "loadBalancerSourceRanges": ["10.0.0.0"]}}),
             vec![("spec.loadBalancerSourceRanges[0]", "not a network")],
         ),
-        (json!({"spec": {"allocateLoadBalancerNodePorts": false}}), vec![("spec.allocateLoadBalancerNodePorts", "type LoadBalancer")]),
-        (json!({"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}}), vec![("status.loadBalancer.ingress", "type LoadBalancer")]),
+        (
+            json!({"spec": {"allocateLoadBalancerNodePorts": false}}),
+            vec![("spec.allocateLoadBalancerNodePorts", "type LoadBalancer")],
+        ),
+        (
+            json!({"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}}),
+            vec![("status.loadBalancer.ingress", "type LoadBalancer")],
+        ),
         (
             json!({"spec": {"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false},
                    "status": {"loadBalancer": {"ingress": [{"ip": "x"}, {"hostname": "a", "ipMode": "VIP"}, {"ip": "192.0.2.1", "ipMode": "Moon"}]}}}),
             vec![
-                ("status.loadBalancer.ingress[0].ip", "not an IP address"), ("status.loadBalancer.ingress[1].ipMode", "without an ip"),
+                ("status.loadBalancer.ingress[0].ip", "not an IP address"),
+                ("status.loadBalancer.ingress[1].ipMode", "without an ip"),
                 ("status.loadBalancer.ingress[2].ipMode", "VIP, Proxy"),
             ],
         ),
-        (json!({"spec": {"healthCheckNodePort": 30999}}), vec![("spec.healthCheckNodePort", "externalTrafficPolicy Local")]),
+        (
+            json!({"spec": {"healthCheckNodePort": 30999}}),
+            vec![("spec.healthCheckNodePort", "externalTrafficPolicy Local")],
+        ),
         (
             json!({"spec": {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 30080, "ports": [{"port": 80, "nodePort": 30080}]}}),
             vec![("spec.healthCheckNodePort", "spec.ports[0]")],
         ),
         // Headless and ExternalName.
-        (json!({"spec": {"type": "NodePort", "clusterIP": "None", "ports": [{"port": 80, "nodePort": 30080}]}}), vec![("spec.clusterIP", "type NodePort")]),
+        (
+            json!({"spec": {"type": "NodePort", "clusterIP": "None", "ports": [{"port": 80, "nodePort": 30080}]}}),
+            vec![("spec.clusterIP", "type NodePort")],
+        ),
         (json!({"spec": {"type": "ExternalName", "clusterIP": null}}), vec![("spec.externalName", "is missing")]),
-        (json!({"spec": {"type": "ExternalName", "externalName": "a.example"}}), vec![("spec.clusterIP", "ExternalName")]),
+        (
+            json!({"spec": {"type": "ExternalName", "externalName": "a.example"}}),
+            vec![("spec.clusterIP", "ExternalName")],
+        ),
     ] {
         assert_errors(&case, &check_service(&case), &expected.to_vec());
     }
@@ -184,28 +227,44 @@ fn bad_services_are_refused_with_field_and_reason() {
 fn doubtful_services_are_served_with_a_warning() {
     for (case, field, fragment) in [
         (json!({"spec": {"clusterIP": "10.96.0.010"}}), "spec.clusterIPs[0]", "leading zeros"),
-        (json!({"spec": {"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false}}), "status.loadBalancer.ingress", "no load balancer address"),
+        (
+            json!({"spec": {"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false}}),
+            "status.loadBalancer.ingress",
+            "no load balancer address",
+        ),
     ] {
         let problems = check_service(&case);
         assert_eq!(problems.len(), 1, "{case}: {problems:?}");
-        assert!(!problems[0].error && problems[0].field == field && problems[0].message.contains(fragment), "{:?}", problems[0]);
+        assert!(
+            !problems[0].error && problems[0].field == field && problems[0].message.contains(fragment),
+            "{:?}",
+            problems[0]
+        );
     }
 }
 
 #[test]
 fn slices_are_validated() {
     let endpoint = |addresses: Value| json!({"endpoints": [{"addresses": addresses}]});
-    let many = |count: usize| Value::Array((0..count).map(|i| json!({"addresses": [format!("10.1.{}.{}", i / 250, i % 250 + 1)]})).collect());
+    let many = |count: usize| {
+        Value::Array((0..count).map(|i| json!({"addresses": [format!("10.1.{}.{}", i / 250, i % 250 + 1)]})).collect())
+    };
     let hints = |zones: Value| json!({"endpoints": [{"addresses": ["10.244.0.5"], "hints": {"forZones": zones}}]});
     for (case, expected) in [
         (json!({}), vec![]),
-        (json!({"addressType": "IPv6", "endpoints": [{"addresses": ["fd00::5"], "hints": {"forNodes": [{"name": "node-1"}]}}]}), vec![]),
+        (
+            json!({"addressType": "IPv6", "endpoints": [{"addresses": ["fd00::5"], "hints": {"forNodes": [{"name": "node-1"}]}}]}),
+            vec![],
+        ),
         (json!({"addressType": "FQDN", "endpoints": [{"addresses": ["a.example"]}]}), vec![]),
         (json!({"endpoints": [], "ports": null}), vec![]),
         (json!({"endpoints": many(1000)}), vec![]),
         (json!({"ports": [{"name": "a"}]}), vec![]),
         (json!({"metadata": {"name": "Web_1"}}), vec![("metadata.name", "not a DNS name")]),
-        (json!({"metadata": {"labels": {"kubernetes.io/service-name": "W"}}}), vec![("metadata.labels[kubernetes.io/service-name]", "not a DNS label")]),
+        (
+            json!({"metadata": {"labels": {"kubernetes.io/service-name": "W"}}}),
+            vec![("metadata.labels[kubernetes.io/service-name]", "not a DNS label")],
+        ),
         (json!({"addressType": null}), vec![("addressType", "is missing")]),
         (json!({"addressType": "Carrier"}), vec![("addressType", "IPv4, IPv6, FQDN")]),
         (json!({"addressType": "IPv6"}), vec![("endpoints[0].addresses[0]", "not an IPv6 address")]),
@@ -221,10 +280,16 @@ fn slices_are_validated() {
         (json!({"ports": [{"port": 65536}]}), vec![("ports[0].port", "1 to 65535")]),
         (json!({"ports": [{"port": 80, "protocol": "QUIC"}]}), vec![("ports[0].protocol", "TCP, UDP, SCTP")]),
         (json!({"ports": [{"port": 80, "name": "A"}]}), vec![("ports[0].name", "not a DNS label")]),
-        (json!({"endpoints": [{"addresses": ["10.244.0.5"], "nodeName": "Node 1"}]}), vec![("endpoints[0].nodeName", "not a DNS name")]),
+        (
+            json!({"endpoints": [{"addresses": ["10.244.0.5"], "nodeName": "Node 1"}]}),
+            vec![("endpoints[0].nodeName", "not a DNS name")],
+        ),
         (hints(json!([{"name": "a"}, {"name": "a"}])), vec![("endpoints[0].hints.forZones[1].name", "twice")]),
         (hints(json!([{"name": ""}])), vec![("endpoints[0].hints.forZones[0].name", "is missing")]),
-        (hints(json!((0..9).map(|i| json!({"name": format!("z{i}")})).collect::<Vec<_>>())), vec![("endpoints[0].hints.forZones", "more than 8")]),
+        (
+            hints(json!((0..9).map(|i| json!({"name": format!("z{i}")})).collect::<Vec<_>>())),
+            vec![("endpoints[0].hints.forZones", "more than 8")],
+        ),
     ] {
         assert_errors(&case, &check_slice(&case), &expected);
     }
@@ -241,7 +306,8 @@ fn nodes_and_service_cidrs_are_validated() {
         (json!(["10.96.0.0"]), vec![("spec.cidrs[0]", "not a network")]),
         (json!(["10.96.0.0/12", "10.97.0.0/16"]), vec![("spec.cidrs[1]", "second network")]),
     ] {
-        let object = serde_json::from_value(json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": cidrs}})).unwrap();
+        let object =
+            serde_json::from_value(json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": cidrs}})).unwrap();
         let mut report = Report::new("ServiceCIDR", None, "kubernetes");
         service_cidr(&object, &mut report);
         assert_errors(&cidrs, &report.into_problems(), &expected);
@@ -252,6 +318,10 @@ fn nodes_and_service_cidrs_are_validated() {
     });
     let mut report = Report::new("Node", None, "Node_1");
     node(&serde_json::from_value(case.clone()).unwrap(), &mut report);
-    let expected = [("metadata.name", "DNS name"), ("spec.podCIDRs[1]", "not a network"), ("status.addresses[0].address", "not an IP address")];
+    let expected = [
+        ("metadata.name", "DNS name"),
+        ("spec.podCIDRs[1]", "not a network"),
+        ("status.addresses[0].address", "not an IP address"),
+    ];
     assert_errors(&case, &report.into_problems(), &expected);
 }

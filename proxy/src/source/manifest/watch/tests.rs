@@ -210,7 +210,8 @@ async fn an_empty_directory_is_a_complete_picture() {
 #[test]
 fn check_counts_objects_and_errors() {
     let root = TempDir::new().unwrap();
-    fs::write(root.path().join("a.yaml"), format!("{}---\n{}", service("a", "10.96.0.1"), service("b", "nonsense"))).unwrap();
+    fs::write(root.path().join("a.yaml"), format!("{}---\n{}", service("a", "10.96.0.1"), service("b", "nonsense")))
+        .unwrap();
     fs::write(root.path().join("binary.yaml"), [0xff, 0xfe, 0x00]).unwrap();
     symlink("nowhere", root.path().join("dangling.yaml")).unwrap();
     let report = super::super::check(root.path()).unwrap();
