@@ -242,6 +242,13 @@ pub fn own(port: &PortPlan) -> Vec<(SetId, Key, Value)> {
     elements
 }
 
+/// Whether a service map's element leads to the chains of external policy Local, which look the frontend up once more.
+#[must_use]
+pub fn leads_to_second_lookup(value: &Value) -> bool {
+    matches!(&value.data, Some(Data::Verdict(Verdict::Goto(chain)))
+        if [base::EXTERNAL_LOCAL, base::NODEPORT_EXTERNAL_LOCAL].contains(&&**chain))
+}
+
 /// The frontend, number and target of an element of a slots map; `None` if it is not one.
 #[must_use]
 pub fn parse_slot(family: IpFamily, map: SetId, key: &Key, value: &Value) -> Option<(Front, u32, (IpAddr, u16))> {

@@ -4,7 +4,7 @@ use super::{Compiler, Element, Problem, Update, Views, objects, own};
 use crate::compile::affinity::Objects;
 use crate::compile::batch::{Batch, ElementChanges};
 use crate::compile::elements::{self, SetId, Shared};
-use crate::compile::service::{Front, List, ServicePlan};
+use crate::compile::service::{Front, List, Lookup, ServicePlan};
 use crate::compile::slots::{self, Slots, Target};
 use crate::model::{ObjectName, Settings};
 use crate::nft::object::{Chain, Key, Value};
@@ -216,8 +216,17 @@ impl Compiler {
     fn replace_own(&mut self, mut old: Vec<Element>, new: Vec<Element>, changes: &mut ElementChanges) {
         // What was released waits for `settle`, or comes back to whoever has the frontend now.
         let mut back: Vec<(SetId, Key)> = Vec::new();
-        for (set, key, _) in &new {
+        for (set, key, value) in &new {
             match set {
+                SetId::Ips(Lookup::Service) | SetId::Nodeports(Lookup::Service)
+                    if elements::leads_to_second_lookup(value) =>
+                {
+                    // Packets still come by here, so what the second look-up does not find any more has to go at once.
+                    let second = |lookup| {
+                        if matches!(set, SetId::Ips(_)) { SetId::Ips(lookup) } else { SetId::Nodeports(lookup) }
+                    };
+                    back.extend([Lookup::ShortCircuit, Lookup::Local].map(|lookup| (second(lookup), key.clone())));
+                }
                 SetId::FirewallIps => {
                     // Ranges must not overlap, so all old ones of the address have to go if it is filtered again.
                     let first = (SetId::FirewallSources, key.clone());

@@ -331,3 +331,33 @@ proptest! {
         world.settle();
     }
 }
+
+/// Found at random: the element that led to the last local endpoint outlived it until `settle`, so new connections went there.
+#[test]
+fn external_policy_local_refuses_at_once_when_its_last_local_endpoint_goes() {
+    use crate::model::fixtures::{self, ip, port, service, slice};
+    use crate::model::{Packet, ServiceType, TrafficPolicy};
+    let mut object = service("svc1", &["172.30.0.41"]);
+    object.service_type = ServiceType::NodePort;
+    object.external_traffic_policy = TrafficPolicy::Local;
+    object.ports = vec![port("http", 80, 3001)];
+    let here = Delta::Slice(slice("svc1", "svc1", &[("http", 80)], &["10.180.0.1", "10.180.2.1 L"]));
+    let elsewhere = Delta::Slice(slice("svc1", "svc1", &[("http", 80)], &["10.180.0.1"]));
+    let mut table = fixtures::World::with([object], []).table;
+    table.apply(here);
+    let settings = fixtures::settings(IpFamily::V4);
+    let mut world = World::new(table, settings.clone());
+    let packet = Packet {
+        interface: Some("eth0"),
+        source: ip("203.0.113.2"),
+        destination: ip("192.168.0.2"),
+        protocol: Some(Protocol::Tcp),
+        port: 3001,
+    };
+    let ask = |world: &World| trace(world.kernel.ruleset().unwrap(), &settings.local_addresses, &packet);
+    assert!(ask(&world).iter().all(|fate| matches!(fate, Fate::Forward { .. })));
+    world.apply(Event::Deltas(vec![elsewhere]));
+    assert_eq!(ask(&world), [Fate::Drop].into());
+    world.settle();
+    assert_eq!(ask(&world), [Fate::Drop].into());
+}
