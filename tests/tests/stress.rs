@@ -165,9 +165,13 @@ fn count_rejects(ns: &Netns, timeline: &Timeline, counts: &Counts, stop: &Atomic
 /// Makes TCP connections one after the other.
 fn connect(world: &World, timeline: &Timeline, counts: &Counts, stop: &AtomicBool) -> Result<()> {
     world.netns("client").context("client")?.enter();
-    while !stop.load(Ordering::Relaxed) {
+    // In turn from all addresses: a port that was used is not free again for a minute.
+    for n in (1..=8).cycle() {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
         let sent = timeline.now();
-        match Flow::tcp(client(1), format!("{VIP}:80").parse()?, PATIENCE) {
+        match Flow::tcp(client(n), format!("{VIP}:80").parse()?, PATIENCE) {
             Ok((_, answer)) => {
                 let n = answer.server.strip_prefix("web").and_then(|n| n.parse().ok()).unwrap_or(0);
                 add(&counts.connections);

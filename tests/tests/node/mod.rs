@@ -298,7 +298,9 @@ impl Watch {
         Ok(watch)
     }
 
-    fn text(&self) -> String {
+    /// All that it has printed.
+    #[must_use]
+    pub fn text(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
