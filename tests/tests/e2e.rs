@@ -47,12 +47,12 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn probe(world: &World, party: &str, source: &str, to: &str) -> Seen {
-    world.netns(party).unwrap().run(|| once(Proto::Tcp, ip(source), address(to), PATIENCE, &world.arrivals))
+fn probe(world: &World, party: &str, proto: Proto, source: &str, to: &str) -> Seen {
+    world.netns(party).unwrap().run(|| once(proto, ip(source), address(to), PATIENCE, &world.arrivals))
 }
 
 fn answered(world: &World, party: &str, source: &str, to: &str) -> SocketAddr {
-    match probe(world, party, source, to) {
+    match probe(world, party, Proto::Tcp, source, to) {
         Seen::Answer(answer) => answer.local,
         seen => panic!("{party} -> {to}: {seen}"),
     }
@@ -117,9 +117,12 @@ P2 | pod -> udp 172.30.0.42:53 | 10.180.0.1:53
     objects.put(slice("web", "IPv6", "TCP", 80, &["fd00:10::180:1", "fd00:10::180:2", "fd00:10:1::1"]));
     objects.put(json!({
         "apiVersion": "v1", "kind": "Service", "metadata": { "namespace": "ns1", "name": "dns" },
-        "spec": { "clusterIP": "172.30.0.42", "ports": [{ "name": "http", "port": 53, "protocol": "UDP" }] },
+        "spec": { "type": "NodePort", "clusterIP": "172.30.0.42", "clusterIPs": ["172.30.0.42", "fd00:10:96::42"],
+            "ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack",
+            "ports": [{ "name": "http", "port": 53, "nodePort": 3053, "protocol": "UDP" }] },
     }));
     objects.put(slice("dns", "IPv4", "UDP", 53, &["10.180.0.1", "10.180.1.1"]));
+    objects.put(slice("dns", "IPv6", "UDP", 53, &["fd00:10::180:1", "fd00:10:1::1"]));
     (scenario, objects)
 }
 
@@ -172,8 +175,8 @@ fn every_client_reaches_a_service_and_sees_the_right_source() {
     let world = World::new(scenario.world.clone(), &scenario.ports()).unwrap();
     let mut tandem = AtApiServer::new(Program::Tandem, &api, &binaries, &scenario.configs[0].1).unwrap();
     tandem.sync(&world.node, &objects).unwrap();
-    // (client, source, destination, masqueraded)
-    for (party, source, to, masqueraded) in [
+    // (client, source, destination, masqueraded): TCP, and the same by UDP
+    let clients = [
         ("pod", "10.0.0.2", "172.30.0.41:80", false),
         ("far-pod", "10.180.9.9", "172.30.0.41:80", false),
         ("node", "192.168.0.2", "172.30.0.41:80", true),
@@ -182,10 +185,19 @@ fn every_client_reaches_a_service_and_sees_the_right_source() {
         ("far-pod", "fd00:10:9::9", "[fd00:10:96::41]:80", true),
         ("node", "2001:db8::1", "[fd00:10:96::41]:80", true),
         ("ext", "2600:5200::1", "[2001:db8::1]:3001", true),
-    ] {
+    ]
+    .into_iter()
+    .flat_map(|(party, source, to, masqueraded)| {
+        let udp = to.replace(".41:80", ".42:53").replace("::41]:80", "::42]:53").replace(":3001", ":3053");
+        [(party, Proto::Tcp, source, to.to_owned(), 3, masqueraded), (party, Proto::Udp, source, udp, 2, masqueraded)]
+    });
+    for (party, proto, source, to, endpoints, masqueraded) in clients {
+        let to = to.as_str();
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..60 {
-            let Seen::Answer(answer) = probe(&world, party, source, to) else { panic!("{party} -> {to}") };
+            let Seen::Answer(answer) = probe(&world, party, proto, source, to) else {
+                panic!("{party} -> {proto} {to}")
+            };
             let peer = answer.peer.ip();
             let expected = world.spec.masquerade_addresses(answer.local.ip()).unwrap();
             assert!(
@@ -194,7 +206,7 @@ fn every_client_reaches_a_service_and_sees_the_right_source() {
             );
             seen.insert(answer.local.ip());
         }
-        assert_eq!(seen.len(), 3, "{party} -> {to}: {seen:?}");
+        assert_eq!(seen.len(), endpoints, "{party} -> {to}: {seen:?}");
     }
     tandem.finish(&world.node).unwrap();
 }
@@ -248,7 +260,7 @@ fn an_api_outage_leaves_services_up_and_later_changes_arrive() {
     api.start_apiserver().unwrap();
     api.apply(&[slice("web", "IPv4", "TCP", 80, &["10.180.1.1"])]).unwrap();
     eventually("the change arrives", Duration::from_secs(60), || {
-        matches!(probe(&world, "pod", "10.0.0.2", "172.30.0.41:80"), Seen::Answer(a) if a.local == address("10.180.1.1:80")).then_some(())
+        matches!(probe(&world, "pod", Proto::Tcp, "10.0.0.2", "172.30.0.41:80"), Seen::Answer(a) if a.local == address("10.180.1.1:80")).then_some(())
     })
     .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     no_failures(clients, 50);

@@ -6,11 +6,10 @@
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use libtest_mimic::{Arguments, Failed, Trial};
+use proxy::agent;
 use proxy::config::{Config, Flags};
 use proxy::model::lookup::Choice;
-use proxy::model::{
-    IpFamily, LocalDetector, Node, NodePortAddresses, Outcome, Packet, Protocol, ServiceTable, Settings, lookup,
-};
+use proxy::model::{IpFamily, Node, Outcome, Packet, Protocol, ServiceTable, Settings, lookup};
 use proxy::source::manifest::{self, FileText};
 use proxy_tests::engine::Objects;
 use proxy_tests::probe::Proto;
@@ -87,23 +86,7 @@ fn node(objects: &Objects, scenario: &Scenario, config: &Config) -> Result<(Serv
     loaded.deltas.into_iter().for_each(|delta| table.apply(delta));
     let node = table.node().clone();
     let local: Vec<IpAddr> = scenario.world.local_addresses().into_iter().collect();
-    let settings = IpFamily::ALL.map(|family| Settings {
-        detector: LocalDetector::select(
-            config.detect_local_mode,
-            &config.cluster_cidrs,
-            &node.pod_cidrs,
-            &config.bridge_interface,
-            &config.interface_name_prefix,
-            family,
-        ),
-        node_port_addresses: NodePortAddresses::select(&config.node_port_addresses, &node.addresses, &local, family),
-        masquerade_all: config.masquerade_all,
-        masquerade_mark: config.masquerade_mark,
-        node_ip: node.address(family),
-        local_addresses: local.iter().copied().filter(|ip| IpFamily::of(*ip) == family).collect(),
-        affinity_clients_max: config.affinity_clients_max,
-        ..Settings::new(family)
-    });
+    let settings = IpFamily::ALL.map(|family| agent::settings::settings(&config, &node, &local, family));
     Ok((table, settings))
 }
 
