@@ -1,7 +1,6 @@
 //! Runs the scenarios with the real kube-proxy at a real API server: the proof that what they expect is true.
 //!
-//! One kube-proxy at a time, so it takes minutes; it runs with `TANDEM_TEST_KUBE_PROXY=1`, or for the scenarios that the
-//! command line names.
+//! One kube-proxy at a time, since all share one API server.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use proxy_tests::apiserver::ApiServer;
@@ -16,7 +15,6 @@ fn main() -> anyhow::Result<()> {
     let mut arguments = Arguments::from_args();
     // They share one API server, and their objects claim the same addresses.
     arguments.test_threads = Some(1);
-    let wanted = std::env::var_os("TANDEM_TEST_KUBE_PROXY").is_some() || arguments.filter.is_some();
     let missing = netns::missing().or_else(envtest::missing);
     let shared: Shared = Arc::default();
     let mut trials = Vec::new();
@@ -33,7 +31,7 @@ fn main() -> anyhow::Result<()> {
                 let mut shared = shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 run(&scenario, config, &mut shared).map_err(|e| Failed::from(format!("{e:#}")))
             });
-            trials.push(trial.with_ignored_flag(!wanted));
+            trials.push(trial);
         }
     }
     let conclusion = libtest_mimic::run(&arguments, trials);

@@ -30,6 +30,8 @@ pub enum Part {
     Checks,
     /// Tests beside the code of all crates.
     Unit,
+    /// The `tandem` program, which the integration tests start; counts nothing.
+    Program,
     /// The programs of the real Kubernetes: built if missing; counts nothing.
     Envtest,
     /// One file of `tests/tests`.
@@ -42,6 +44,7 @@ impl Part {
         match self {
             Part::Checks => "checks",
             Part::Unit => "unit",
+            Part::Program => "program",
             Part::Envtest => "envtest",
             Part::Integration(name) => name,
         }
@@ -55,6 +58,12 @@ impl Part {
         match self {
             Part::Checks => Ok(run_checks(root)),
             Part::Unit => cargo_test(root, &["--workspace", "--lib", "--bins"], filter),
+            Part::Program => {
+                command::run(
+                    cargo().args(["build", "--locked", "--package", "proxy", "--bin", "tandem"]).current_dir(root),
+                )?;
+                Ok(Count::default())
+            }
             Part::Envtest => {
                 if std::env::var_os("KUBEBUILDER_ASSETS").is_none() && !command::exists("go") {
                     // Each test that needs them says SKIP, which is counted there.
@@ -71,7 +80,7 @@ impl Part {
 
     /// Whether `count` shows that tests that must be there did not run. A filter may leave nothing in a part.
     pub fn is_empty_failure(&self, count: &Count, filter: Option<&str>) -> bool {
-        let has_tests = !matches!(self, Part::Envtest);
+        let has_tests = !matches!(self, Part::Program | Part::Envtest);
         has_tests && filter.is_none() && *count == Count::default()
     }
 }
@@ -90,6 +99,9 @@ pub fn select(root: &Path, options: &Options) -> Result<Vec<Part>> {
         parts.push(Part::Checks);
     }
     parts.push(Part::Unit);
+    if !integration.is_empty() {
+        parts.push(Part::Program);
+    }
     if !integration.is_empty() && root.join(format!("tests/src/bin/{ENVTEST_PROGRAM}.rs")).exists() {
         parts.push(Part::Envtest);
     }
@@ -101,13 +113,15 @@ pub fn select(root: &Path, options: &Options) -> Result<Vec<Part>> {
         options.tiers.iter().any(|tier| match part {
             Part::Integration(name) => tier == "integration" || tier == name,
             // Wanted by whatever comes after it.
-            Part::Envtest => tier != "checks" && tier != "unit",
+            Part::Program | Part::Envtest => tier != "checks" && tier != "unit",
             _ => tier == part.name(),
         })
     };
     let mut asked: Vec<Part> = parts.into_iter().filter(asked).collect();
     // Envtest alone means that the name was wrong.
-    if !options.tiers.iter().any(|tier| tier == "envtest") && asked.iter().all(|part| matches!(part, Part::Envtest)) {
+    if !options.tiers.iter().any(|tier| tier == "envtest")
+        && asked.iter().all(|part| matches!(part, Part::Program | Part::Envtest))
+    {
         asked.clear();
     }
     Ok(asked)
@@ -211,15 +225,15 @@ mod tests {
 
     #[test]
     fn all_parts_run_cheapest_first() {
-        assert_eq!(selected(None, &[]), ["checks", "unit", "envtest", "e2e", "scale"]);
+        assert_eq!(selected(None, &[]), ["checks", "unit", "program", "envtest", "e2e", "scale"]);
     }
 
     #[test]
     fn tiers_and_filters_choose() {
         assert_eq!(selected(None, &["unit"]), ["unit"]);
-        assert_eq!(selected(None, &["integration"]), ["envtest", "e2e", "scale"]);
+        assert_eq!(selected(None, &["integration"]), ["program", "envtest", "e2e", "scale"]);
         assert_eq!(selected(None, &["scale"]), ["envtest", "scale"]);
-        assert_eq!(selected(Some("x"), &[]), ["unit", "envtest", "e2e", "scale"]);
+        assert_eq!(selected(Some("x"), &[]), ["unit", "program", "envtest", "e2e", "scale"]);
         assert_eq!(selected(None, &["no-such"]), [""; 0]);
     }
 
