@@ -232,7 +232,7 @@ mod tests {
     fn tiers_and_filters_choose() {
         assert_eq!(selected(None, &["unit"]), ["unit"]);
         assert_eq!(selected(None, &["integration"]), ["program", "envtest", "e2e", "scale"]);
-        assert_eq!(selected(None, &["scale"]), ["envtest", "scale"]);
+        assert_eq!(selected(None, &["scale"]), ["program", "envtest", "scale"]);
         assert_eq!(selected(Some("x"), &[]), ["unit", "program", "envtest", "e2e", "scale"]);
         assert_eq!(selected(None, &["no-such"]), [""; 0]);
     }
