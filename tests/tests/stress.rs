@@ -23,7 +23,7 @@ use socket2::{Domain, Protocol as SockProtocol, SockAddr, Socket, Type};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 const VIP: &str = "172.30.0.10";
@@ -32,6 +32,9 @@ const HAMMERED: u16 = 53;
 const TARGET: u16 = 5353;
 /// Datagrams a second between bursts of flips; in a burst as many as can be sent. Each one is a new flow, and flows live a second.
 const RATE: u32 = 1000;
+
+/// Held by the tests that need the processors for themselves.
+static BUSY: Mutex<()> = Mutex::new(());
 
 /// When which endpoints were in force, as nanoseconds since the start.
 struct Timeline {
@@ -283,6 +286,7 @@ fn flips_of_endpoints_never_reject_miss_or_misdeliver_a_new_flow() {
     if skipped() {
         return;
     }
+    let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     let long: Option<u64> = std::env::var("TANDEM_FLIPS").ok().map(|n| n.parse().expect("TANDEM_FLIPS is a number"));
     let world = world().unwrap();
     world.node.sysctl(&[("net/netfilter/nf_conntrack_udp_timeout", "1")]).unwrap();
@@ -483,6 +487,7 @@ fn two_thousand_services_start_soon_and_a_change_is_small() {
     if skipped() {
         return;
     }
+    let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     const SERVICES: u32 = 2000;
     let world = world().unwrap();
     let mut tandem = Tandem::new(&["--cluster-cidr=10.0.0.0/8", "--min-sync-period=0s"]).unwrap();

@@ -290,9 +290,12 @@ impl Watch {
         command.arg("monitor");
         let process = Process::start("nft monitor", command, &dir.path().join("log"))?;
         let watch = Self { process, dir };
-        eventually("nft monitor sees changes", Duration::from_secs(30), || {
+        // nft starts by reading all rules, and begins anew if they change meanwhile: so the pauses grow.
+        let mut pause = Duration::from_millis(50);
+        eventually("nft monitor sees changes", Duration::from_secs(60), || {
             node.output(&["nft", "add table ip watch; delete table ip watch"]).ok()?;
-            std::thread::sleep(Duration::from_millis(200));
+            std::thread::sleep(pause);
+            pause *= 2;
             watch.text().contains("watch").then_some(())
         })?;
         Ok(watch)
