@@ -86,7 +86,7 @@ fn node(objects: &Objects, scenario: &Scenario, config: &Config) -> Result<(Serv
     loaded.deltas.into_iter().for_each(|delta| table.apply(delta));
     let node = table.node().clone();
     let local: Vec<IpAddr> = scenario.world.local_addresses().into_iter().collect();
-    let settings = IpFamily::ALL.map(|family| agent::settings::settings(&config, &node, &local, family));
+    let settings = IpFamily::ALL.map(|family| agent::settings::settings(config, &node, &local, family));
     Ok((table, settings))
 }
 
