@@ -1,7 +1,8 @@
 //! Who owns what several Services may ask for.
 //!
-//! A frontend belongs to the Service with the smallest `namespace/name` that claims it, whatever came first: so the result
-//! depends on the objects alone. Set elements that several Services need (`cluster-ips`, `hairpin-connections`) are counted.
+//! A ClusterIP belongs to the Service that has it, whoever else names it as an external or load balancer address: nobody can take
+//! the traffic of another's ClusterIP. Among equals a frontend belongs to the Service with the smallest `namespace/name` that
+//! claims it, whatever came first: so the result depends on the objects alone. Set elements that several Services need (`cluster-ips`, `hairpin-connections`) are counted.
 
 use super::service::Front;
 use crate::model::ObjectName;
@@ -9,12 +10,23 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 
+/// As what a frontend is claimed; the first outranks the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rank {
+    /// The Service's own ClusterIP.
+    ClusterIp,
+    /// External IP, load balancer address or NodePort.
+    External,
+}
+
+type Claimant = (Rank, ObjectName);
+
 /// The claimants of one frontend. Nearly always it is one.
 #[derive(Clone, Debug)]
 enum Claimants {
-    One(ObjectName),
+    One(Claimant),
     #[expect(clippy::box_collection, reason = "several claims are rare, and there is one entry per frontend")]
-    Several(Box<BTreeSet<ObjectName>>),
+    Several(Box<BTreeSet<Claimant>>),
 }
 
 /// All claims.
@@ -26,48 +38,60 @@ impl Claims {
     #[must_use]
     pub fn owner(&self, front: Front) -> Option<&ObjectName> {
         match self.0.get(&front)? {
-            Claimants::One(service) => Some(service),
-            Claimants::Several(services) => services.first(),
+            Claimants::One((_, service)) => Some(service),
+            Claimants::Several(claimants) => claimants.first().map(|(_, service)| service),
         }
     }
 
     /// `service` claims `front`. If it becomes the owner, returns all others that claim it: what is said of them changes.
-    pub fn claim(&mut self, front: Front, service: &ObjectName) -> Vec<ObjectName> {
-        let claimants = self.0.entry(front).or_insert_with(|| Claimants::One(service.clone()));
+    pub fn claim(&mut self, front: Front, rank: Rank, service: &ObjectName) -> Vec<ObjectName> {
+        let claimant = (rank, service.clone());
+        let claimants = match self.0.entry(front) {
+            Entry::Vacant(entry) => {
+                entry.insert(Claimants::One(claimant));
+                return Vec::new();
+            }
+            Entry::Occupied(entry) => entry.into_mut(),
+        };
         match claimants {
-            Claimants::One(only) if only == service => return Vec::new(),
-            Claimants::One(only) => *claimants = Claimants::Several(Box::new([only.clone(), service.clone()].into())),
-            Claimants::Several(services) => drop(services.insert(service.clone())),
+            Claimants::One(only) if *only == claimant => return Vec::new(),
+            Claimants::One(only) => *claimants = Claimants::Several(Box::new([only.clone(), claimant.clone()].into())),
+            Claimants::Several(all) => drop(all.insert(claimant.clone())),
         }
         match claimants {
-            Claimants::Several(services) if services.first() == Some(service) => {
-                services.iter().skip(1).cloned().collect()
-            }
+            Claimants::Several(all) if all.first() == Some(&claimant) => names(all.iter().skip(1)),
             _ => Vec::new(),
         }
     }
 
     /// `service` claims `front` no more. If it was the owner, returns all others that claim it; the first owns it from now on.
-    pub fn release(&mut self, front: Front, service: &ObjectName) -> Vec<ObjectName> {
+    pub fn release(&mut self, front: Front, rank: Rank, service: &ObjectName) -> Vec<ObjectName> {
+        let claimant = (rank, service.clone());
         let Entry::Occupied(mut entry) = self.0.entry(front) else { return Vec::new() };
         match entry.get_mut() {
             Claimants::One(only) => {
-                if only == service {
+                if *only == claimant {
                     entry.remove();
                 }
                 Vec::new()
             }
-            Claimants::Several(services) => {
-                let owned = services.first() == Some(service);
-                services.remove(service);
-                let left: Vec<ObjectName> = services.iter().cloned().collect();
-                if let [only] = &left[..] {
-                    entry.insert(Claimants::One(only.clone()));
+            Claimants::Several(all) => {
+                let owned = all.first() == Some(&claimant);
+                all.remove(&claimant);
+                let left = names(all.iter());
+                if all.len() == 1
+                    && let Some(only) = all.pop_first()
+                {
+                    entry.insert(Claimants::One(only));
                 }
                 if owned { left } else { Vec::new() }
             }
         }
     }
+}
+
+fn names<'a>(claimants: impl Iterator<Item = &'a Claimant>) -> Vec<ObjectName> {
+    claimants.map(|(_, service)| service.clone()).collect()
 }
 
 /// How many Services need each of something.
@@ -121,15 +145,27 @@ mod tests {
         let (a, b, c) = (ObjectName::new("a", "x"), ObjectName::new("b", "x"), ObjectName::new("c", "x"));
         let front = Front::NodePort(Protocol::Tcp, 30000);
         let mut claims = Claims::default();
-        assert_eq!(claims.claim(front, &b), []);
-        assert_eq!(claims.claim(front, &c), [], "b keeps it");
-        assert_eq!(claims.claim(front, &a), [b.clone(), c.clone()], "b loses it, c loses to another");
+        assert_eq!(claims.claim(front, Rank::External, &b), []);
+        assert_eq!(claims.claim(front, Rank::External, &c), [], "b keeps it");
+        assert_eq!(claims.claim(front, Rank::External, &a), [b.clone(), c.clone()], "b loses it, c loses to another");
         assert_eq!(claims.owner(front), Some(&a));
-        assert_eq!(claims.release(front, &b), []);
-        assert_eq!(claims.release(front, &a), std::slice::from_ref(&c));
+        assert_eq!(claims.release(front, Rank::External, &b), []);
+        assert_eq!(claims.release(front, Rank::External, &a), std::slice::from_ref(&c));
         assert_eq!(claims.owner(front), Some(&c));
-        assert_eq!(claims.release(front, &c), []);
+        assert_eq!(claims.release(front, Rank::External, &c), []);
         assert_eq!(claims.owner(front), None);
+    }
+
+    #[test]
+    fn a_cluster_ip_cannot_be_taken_by_an_external_address_of_a_smaller_name() {
+        let (a, b) = (ObjectName::new("a", "x"), ObjectName::new("b", "x"));
+        let front = Front::Address("172.30.0.1".parse().unwrap(), Protocol::Tcp, 80);
+        let mut claims = Claims::default();
+        assert_eq!(claims.claim(front, Rank::External, &a), []);
+        assert_eq!(claims.claim(front, Rank::ClusterIp, &b), std::slice::from_ref(&a), "a loses it");
+        assert_eq!(claims.owner(front), Some(&b));
+        assert_eq!(claims.release(front, Rank::ClusterIp, &b), std::slice::from_ref(&a), "a has it again");
+        assert_eq!(claims.owner(front), Some(&a));
     }
 
     #[test]

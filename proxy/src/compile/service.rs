@@ -2,6 +2,7 @@
 //!
 //! Elements and chains are derived from it when they are needed (`elements`, `affinity`) and never kept.
 
+use super::claims::Rank;
 use super::nft::Problem;
 use super::slots::Slots;
 use crate::model::{Backend, ObjectName, Protocol, ServicePortName, ServicePortView};
@@ -167,6 +168,11 @@ impl PortPlan {
             .chain(node_port)
     }
 
+    /// As what it claims a frontend of its own.
+    fn rank(&self, front: Front) -> Rank {
+        if front == self.address(self.cluster_ip) { Rank::ClusterIp } else { Rank::External }
+    }
+
     /// Leaves out the frontends that `keep` refuses.
     fn retain_fronts(&mut self, mut keep: impl FnMut(Front) -> bool) {
         self.serves_cluster_ip = self.serves_cluster_ip && keep(self.address(self.cluster_ip));
@@ -264,7 +270,7 @@ pub struct ServicePlan {
     /// Ports in the order of their names.
     pub ports: Box<[PortPlan]>,
     /// Frontends that it claims and another Service owns.
-    pub lost: Box<[Front]>,
+    pub lost: Box<[(Front, Rank)]>,
 }
 
 impl ServicePlan {
@@ -300,14 +306,16 @@ impl ServicePlan {
         let mut lost = Vec::new();
         for port in &mut self.ports {
             let name = port.name.clone();
+            let cluster_ip = port.address(port.cluster_ip);
             port.retain_fronts(|front| {
                 let Some(owner) = owner(front).filter(|owner| *owner != service) else { return true };
-                if !lost.contains(&front) {
+                let rank = if front == cluster_ip { Rank::ClusterIp } else { Rank::External };
+                if !lost.contains(&(front, rank)) {
                     let message = format!(
                         "port {name}: {front} is served for Service {owner}, which claims it too: change one of them"
                     );
                     problems.push(Problem { service: service.clone(), message });
-                    lost.push(front);
+                    lost.push((front, rank));
                 }
                 false
             });
@@ -315,9 +323,10 @@ impl ServicePlan {
         self.lost = lost.into();
     }
 
-    /// Every frontend that the Service claims.
-    pub fn claims(&self) -> impl Iterator<Item = Front> {
-        self.ports.iter().flat_map(PortPlan::fronts).chain(self.lost.iter().copied())
+    /// Every frontend that the Service claims, and as what.
+    pub fn claims(&self) -> impl Iterator<Item = (Front, Rank)> {
+        let kept = self.ports.iter().flat_map(|port| port.fronts().map(|front| (front, port.rank(front))));
+        kept.chain(self.lost.iter().copied())
     }
 
     /// Whether a list has surplus slots.

@@ -51,9 +51,12 @@ pub enum Frontend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Revision(u64);
 
-/// Who serves a frontend, and with which endpoints. Two services may claim one; the smaller name wins, as in the rules.
+/// Who serves a frontend, and with which endpoints. Two services may claim one: as in the rules, a ClusterIP belongs to the service
+/// that has it, and among equals the smaller name wins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Claim {
+    /// Not the service's own ClusterIP.
+    external: bool,
     name: ServicePortName,
     serving: Arc<BTreeSet<SocketAddr>>,
 }
@@ -62,7 +65,7 @@ struct Claim {
 /// change costs what it changes. Both families.
 #[derive(Clone, Debug, Default)]
 pub struct Frontends {
-    /// Never an empty list; sorted by name.
+    /// Never an empty list; ClusterIP first, then by name.
     claims: HashMap<Frontend, Vec<Claim>>,
     /// What each service claims.
     services: HashMap<(ObjectName, IpFamily), Vec<(Frontend, ServicePortName)>>,
@@ -88,10 +91,11 @@ impl Frontends {
         let mut wanted = Vec::new();
         for view in views.iter().filter(|view| view.name.protocol == Protocol::Udp) {
             let serving = Arc::new(view.serving.iter().map(|b| SocketAddr::new(b.address, b.port)).collect());
-            let claim = Claim { name: view.name.clone(), serving };
-            let addresses =
-                [view.cluster_ip].into_iter().chain(view.load_balancer_ips.iter().chain(&view.external_ips).copied());
-            wanted.extend(addresses.map(|ip| (Frontend::Address(ip, view.port), claim.clone())));
+            let claim = Claim { external: true, name: view.name.clone(), serving };
+            let own = Claim { external: false, ..claim.clone() };
+            wanted.push((Frontend::Address(view.cluster_ip, view.port), own));
+            let addresses = view.load_balancer_ips.iter().chain(&view.external_ips);
+            wanted.extend(addresses.map(|ip| (Frontend::Address(*ip, view.port), claim.clone())));
             if view.node_port != 0 {
                 wanted.push((Frontend::NodePort(family, view.node_port), claim));
             }
@@ -123,7 +127,7 @@ impl Frontends {
             self.gone.remove(&frontend);
             now.push((frontend, claim.name.clone()));
             let list = self.claims.entry(frontend).or_default();
-            match list.binary_search_by(|other| other.name.cmp(&claim.name)) {
+            match list.binary_search_by(|other| (other.external, &other.name).cmp(&(claim.external, &claim.name))) {
                 Ok(at) => list[at] = claim,
                 Err(at) => list.insert(at, claim),
             }

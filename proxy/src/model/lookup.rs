@@ -73,7 +73,7 @@ pub fn lookup(table: &ServiceTable, settings: &Settings, packet: &Packet<'_>) ->
 #[derive(Clone, Debug)]
 pub struct Oracle<'a> {
     settings: &'a Settings,
-    /// Ordered by name: the first claim to a frontend is the one that stands.
+    /// Ordered by name: the first of equal claims to a frontend is the one that stands.
     views: Vec<ServicePortView>,
     /// The ClusterIP of every service port, with or without endpoints.
     cluster_ips: BTreeSet<IpAddr>,
@@ -126,17 +126,19 @@ impl<'a> Oracle<'a> {
         self.translation(frontend, packet).or_else(|| self.refusal(frontend, packet)).unwrap_or(Outcome::NotOurs)
     }
 
-    /// The service port that owns the packet's destination address and port. Of several claims the smallest name's stands.
+    /// The service port that owns the packet's destination address and port. A ClusterIP belongs to the Service that has it; of
+    /// several equal claims the smallest name's stands.
     fn frontend(&self, packet: &Packet<'_>) -> Option<Frontend<'_>> {
         let destination = packet.destination;
-        self.views
-            .iter()
-            .filter(|view| Some(view.name.protocol) == packet.protocol && view.port == packet.port)
-            .find_map(|view| {
+        let mut at_port =
+            self.views.iter().filter(|view| Some(view.name.protocol) == packet.protocol && view.port == packet.port);
+        let own = at_port.clone().find(|view| view.cluster_ip == destination);
+        own.map(|view| Frontend { view, external: false, vip: false }).or_else(|| {
+            at_port.find_map(|view| {
                 let vip = view.load_balancer_ips.contains(&destination);
-                let external = vip || view.external_ips.contains(&destination);
-                (external || view.cluster_ip == destination).then_some(Frontend { view, external, vip })
+                (vip || view.external_ips.contains(&destination)).then_some(Frontend { view, external: true, vip })
             })
+        })
     }
 
     /// The service port that owns the packet's destination port as a NodePort, if the address accepts NodePort traffic.

@@ -3,6 +3,7 @@
 use super::{Compiler, Element, Problem, Update, Views, objects, own};
 use crate::compile::affinity::Objects;
 use crate::compile::batch::{Batch, ElementChanges};
+use crate::compile::claims::Rank;
 use crate::compile::elements::{self, SetId, Shared};
 use crate::compile::service::{Front, List, Lookup, ServicePlan};
 use crate::compile::slots::{self, Slots, Target};
@@ -79,10 +80,10 @@ impl Compiler {
             } else {
                 ServicePlan::new(views(&name), problems)
             };
-            let old: HashSet<Front> = self.plans.get(&name).into_iter().flat_map(ServicePlan::claims).collect();
-            let new: HashSet<Front> = plan.claims().collect();
-            work.extend(old.difference(&new).flat_map(|front| self.claims.release(*front, &name)));
-            work.extend(new.difference(&old).flat_map(|front| self.claims.claim(*front, &name)));
+            let old: HashSet<(Front, Rank)> = self.plans.get(&name).into_iter().flat_map(ServicePlan::claims).collect();
+            let new: HashSet<(Front, Rank)> = plan.claims().collect();
+            work.extend(old.difference(&new).flat_map(|(front, rank)| self.claims.release(*front, *rank, &name)));
+            work.extend(new.difference(&old).flat_map(|(front, rank)| self.claims.claim(*front, *rank, &name)));
             plans.insert(name, plan);
         }
         plans

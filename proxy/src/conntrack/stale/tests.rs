@@ -236,6 +236,23 @@ fn a_frontend_that_moves_to_another_service_is_never_gone() {
     assert!(frontends.stale(&udp(DESTINATIONS[0], DESTINATIONS[0])));
 }
 
+#[test]
+fn a_cluster_ip_is_not_served_by_an_external_address_of_a_smaller_name() {
+    let mut frontends = Frontends::new();
+    let own = view("b", "172.30.9.9", 8000, &["10.240.0.4:9090"]);
+    let thief = ServicePortView {
+        external_ips: vec!["172.30.9.9".parse().unwrap()],
+        ..view("a", "172.30.1.1", 8000, &["10.240.5.5:9090"])
+    };
+    for (name, view) in [("b", own), ("a", thief)] {
+        frontends.set_service(&ObjectName::new("ns1", name), IpFamily::V4, &[view]);
+    }
+    assert!(!frontends.stale(&udp("172.30.9.9:8000", "10.240.0.4:9090")));
+    assert!(frontends.stale(&udp("172.30.9.9:8000", "10.240.5.5:9090")));
+    frontends.set_service(&ObjectName::new("ns1", "b"), IpFamily::V4, &[]);
+    assert!(!frontends.stale(&udp("172.30.9.9:8000", "10.240.5.5:9090")));
+}
+
 /// Row U8, and what kube-proxy misses: new frontends.
 #[test]
 fn u8_changes_that_can_make_a_flow_stale_are_due() {

@@ -236,6 +236,28 @@ fn a_cluster_ip_that_no_local_endpoint_serves_is_not_in_the_service_map() {
 }
 
 #[test]
+fn a_cluster_ip_cannot_be_taken_by_an_external_address_of_a_smaller_name() {
+    let of = |namespace: &str, cluster_ip: &str, external_ips: &[&str]| Service {
+        name: ObjectName::new(namespace, "x"),
+        external_ips: ips(external_ips),
+        ports: vec![port("", 80, 0)],
+        ..service("any", &[cluster_ip])
+    };
+    let endpoints = |namespace: &str, address: &str| EndpointSlice {
+        name: ObjectName::new(namespace, "x-s"),
+        service: ObjectName::new(namespace, "x"),
+        ..slice("any", "any", &[("", 80)], &[address])
+    };
+    let mut world = World::with(
+        [of("a", "172.30.0.1", &["172.30.0.2"]), of("b", "172.30.0.2", &[])],
+        [endpoints("a", "10.180.0.1"), endpoints("b", "10.180.0.2")],
+    );
+    world.check(&[("its own", "pod -> 172.30.0.2:80", "10.180.0.2:80")]);
+    world.table.apply(Delta::ServiceGone(ObjectName::new("b", "x")));
+    world.check(&[("nobody else's any more", "pod -> 172.30.0.2:80", "10.180.0.1:80 M")]);
+}
+
+#[test]
 fn a_contested_frontend_belongs_to_the_smallest_name() {
     let claim = |name: ObjectName, cluster_ip: &str| Service {
         name,
