@@ -33,8 +33,9 @@ impl Backend {
 
 /// One service port in one family, resolved for this node. Lists are sorted by the text `ip:port`, without duplicates.
 ///
-/// An address:port or a NodePort that several service ports claim belongs to the one with the smallest
-/// [`ServicePortName`] (namespace first, then name, as the type's order has it); `resolve` sees one Service and cannot know of others.
+/// An address:port that several service ports claim belongs to the one that has it as ClusterIP; among equals, and for a NodePort, to
+/// the one with the smallest [`ServicePortName`] (namespace first, then name, as the type's order has it); `resolve` sees one Service
+/// and cannot know of others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePortView {
     /// Namespace, name, port name, protocol.

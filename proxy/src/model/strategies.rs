@@ -65,12 +65,13 @@ pub fn service_network(family: IpFamily) -> IpNet {
     net(by_family(family, "172.30.0.0/16", "fd00:10:96::/112"))
 }
 
-/// Load balancer and external addresses; one is an address of the node, one the ClusterIP of some Service.
+/// Load balancer and external addresses; one is an address of the node, one the usual ClusterIP of the Service
+/// with the largest name, so that whoever else claims it would win by name.
 #[must_use]
 pub fn external_addresses(family: IpFamily) -> Vec<IpAddr> {
     match family {
-        IpFamily::V4 => ips(&["1.2.3.4", "5.6.7.8", "192.168.99.11", "192.168.0.2", "172.30.0.3"]),
-        IpFamily::V6 => ips(&["2001:db8:5::4", "2001:db8:5::8", "2001:db8:99::11", "2001:db8::1", "fd00:10:96::3"]),
+        IpFamily::V4 => ips(&["1.2.3.4", "5.6.7.8", "192.168.99.11", "192.168.0.2", "172.30.0.8"]),
+        IpFamily::V6 => ips(&["2001:db8:5::4", "2001:db8:5::8", "2001:db8:99::11", "2001:db8::1", "fd00:10:96::8"]),
     }
 }
 

@@ -58,7 +58,7 @@ impl Changes {
 /// All Services, slices and node facts that are known now.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceTable {
-    /// Ordered, so that whoever walks the services meets the owner of a contested frontend (the smallest name) first.
+    /// Ordered, so that whoever walks the services meets the owner of a contested frontend (among equal claims the smallest name) first.
     services: BTreeMap<ObjectName, Arc<Service>>,
     /// By Service, then by the slice's own name.
     slices: HashMap<ObjectName, BTreeMap<ObjectName, Arc<EndpointSlice>>>,

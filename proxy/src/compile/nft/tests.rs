@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::strategies::{self, delta, family, packet, settings, table};
+use crate::model::strategies::{self, Situation, delta, family, packet, settings, situation, table};
 use crate::model::{
     Backend, Delta, IpFamily, Node, NodePortAddresses, Outcome, Protocol, Service, ServicePortName, lookup,
 };
@@ -178,7 +178,7 @@ fn packets(family: IpFamily) -> impl Strategy<Value = Vec<strategies::OwnedPacke
 proptest! {
     #[test]
     fn every_packet_meets_what_the_oracle_says(
-        ((table, settings), packets) in family().prop_flat_map(|family| ((table(24), settings(family)), packets(family))),
+        Situation { table, settings, packets } in family().prop_flat_map(|family| situation(family, 40)),
     ) {
         let mut compiler = Compiler::new(settings.clone());
         compiler.update(&table, []);

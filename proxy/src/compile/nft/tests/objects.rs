@@ -201,6 +201,40 @@ fn a_contested_frontend_goes_to_the_smallest_name_and_comes_back_when_that_goes(
 }
 
 #[test]
+fn a_cluster_ip_comes_before_an_external_or_load_balancer_ip_of_a_smaller_name() {
+    let (a, b) = (service("ns/a", "172.30.0.1", 0), service("ns/b", "172.30.0.2", 0));
+    let claims = [
+        Service { external_ips: vec![ip("172.30.0.2")], ..a.clone() },
+        Service { service_type: ServiceType::LoadBalancer, load_balancer_ips: vec![ip("172.30.0.2")], ..a },
+    ];
+    let slots = |world: &World| show(&world.compiler.ruleset(), "slots");
+    let own = "172.30.0.1 . tcp . 80 . 0 > 10.180.0.1:80";
+    let taken = [own, "172.30.0.2 . tcp . 80 . 0 > 10.180.0.1:80"];
+    let kept = [own, "172.30.0.2 . tcp . 80 . 0 > 10.180.0.2:80"];
+    for a in claims {
+        let mut world = World::new(table_of(vec![(a.clone(), &["10.180.0.1"])]), test_settings());
+        assert_eq!(slots(&world), taken, "nobody has it as ClusterIP");
+        assert!(world.problems.is_empty());
+
+        world.table.apply(Delta::Slice(slice(&b, &["10.180.0.2"])));
+        world.table.apply(Delta::Service(b.clone()));
+        world.changes();
+        world.settle();
+        assert_eq!(slots(&world), kept);
+        assert_eq!(world.problems.keys().collect::<Vec<_>>(), [&a.name], "the loser is told, though it did not change");
+        let told = &world.problems[&a.name];
+        assert_eq!(told.len(), 1);
+        assert!(told[0].contains("172.30.0.2:80/TCP is served for Service ns/b"), "{}", told[0]);
+
+        world.table.apply(Delta::ServiceGone(b.name.clone()));
+        world.changes();
+        world.settle();
+        assert!(world.problems.is_empty());
+        assert_eq!(slots(&world), taken, "the loser gets it back");
+    }
+}
+
+#[test]
 fn a_quarantined_service_leaves_until_it_changes() {
     let (a, b) = (service("ns/a", "172.30.0.1", 0), service("ns/b", "172.30.0.2", 0));
     let mut world = World::new(table_of(vec![(a.clone(), &["10.180.0.1"]), (b, &["10.180.0.2"])]), test_settings());
