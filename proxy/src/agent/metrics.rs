@@ -36,7 +36,7 @@ pub struct Metrics {
     pub last_sync: Family<ByFamily, Gauge>,
     /// Repairs after someone else changed our table.
     pub repairs: Family<ByFamily, Counter>,
-    /// UDP flows deleted because they contradicted the service map; kube-proxy's name.
+    /// UDP flows deleted because they contradicted the service map.
     pub conntrack_deleted: Counter,
     /// 1 while a kube-proxy acts in this network namespace.
     pub kube_proxy_running: Gauge,
@@ -83,7 +83,7 @@ impl Metrics {
             self.last_sync.clone(),
         );
         r.register(
-            "kubeproxy_conntrack_reconciler_deleted_entries",
+            "tandem_conntrack_deleted_flows",
             "UDP flows deleted because they contradicted the service map",
             self.conntrack_deleted.clone(),
         );

@@ -724,10 +724,9 @@ fn a_connection_can_be_opened_in_another_namespace() {
     });
 }
 
-/// Not a test of speed: prints how long a large commit takes. Run with `--ignored --nocapture`.
+/// Not a test of speed: it prints how long each step takes (`--nocapture`).
 #[test]
-#[ignore = "a measurement"]
-fn measure_one_hundred_thousand_elements() {
+fn one_hundred_thousand_elements_go_in_one_commit_and_come_back() {
     in_namespace(|| {
         let mut connection = Connection::open().unwrap();
         let want = slots(&sample_table(), 100_000, 8080);
