@@ -269,7 +269,7 @@ impl PortPlan {
 pub struct ServicePlan {
     /// Ports in the order of their names.
     pub ports: Box<[PortPlan]>,
-    /// Frontends that it claims and another Service owns.
+    /// Frontends that it claims and does not serve: another Service owns them, or it is quarantined.
     pub lost: Box<[(Front, Rank)]>,
 }
 
@@ -303,7 +303,7 @@ impl ServicePlan {
         owner: impl Fn(Front) -> Option<&'a ObjectName>,
         problems: &mut Vec<Problem>,
     ) {
-        let mut lost = Vec::new();
+        let mut lost = std::mem::take(&mut self.lost).into_vec();
         for port in &mut self.ports {
             let name = port.name.clone();
             let cluster_ip = port.address(port.cluster_ip);
@@ -321,6 +321,12 @@ impl ServicePlan {
             });
         }
         self.lost = lost.into();
+    }
+
+    /// The same claims, but nothing is served.
+    #[must_use]
+    pub fn claims_only(self) -> Self {
+        Self { lost: self.claims().collect(), ports: Box::default() }
     }
 
     /// Every frontend that the Service claims, and as what.

@@ -76,7 +76,8 @@ impl Compiler {
                 continue;
             }
             let plan = if self.quarantined.contains(&name) {
-                ServicePlan::default()
+                // It serves nothing, but keeps its claims: what the kernel refuses to one Service is nobody else's.
+                ServicePlan::new(views(&name), &mut Vec::new()).claims_only()
             } else {
                 ServicePlan::new(views(&name), problems)
             };
@@ -166,7 +167,7 @@ impl Compiler {
         } else {
             self.surplus.remove(&name);
         }
-        if !plan.ports.is_empty() {
+        if !plan.ports.is_empty() || !plan.lost.is_empty() {
             self.plans.insert(name, plan);
         }
     }

@@ -235,6 +235,18 @@ fn a_cluster_ip_comes_before_an_external_or_load_balancer_ip_of_a_smaller_name()
 }
 
 #[test]
+fn what_a_quarantined_service_claims_goes_to_nobody_else() {
+    let (a, b) = (service("ns/a", "172.30.0.1", 0), service("ns/b", "172.30.0.2", 0));
+    let a = Service { external_ips: vec![ip("172.30.0.2")], ..a };
+    let mut world =
+        World::new(table_of(vec![(a.clone(), &["10.180.0.1"]), (b.clone(), &["10.180.0.2"])]), test_settings());
+    world.apply(Event::Quarantine(b.name.clone()));
+    world.settle();
+    assert_eq!(show(&world.compiler.ruleset(), "slots"), ["172.30.0.1 . tcp . 80 . 0 > 10.180.0.1:80"]);
+    assert!(world.problems[&a.name][0].contains("ns/b"));
+}
+
+#[test]
 fn a_quarantined_service_leaves_until_it_changes() {
     let (a, b) = (service("ns/a", "172.30.0.1", 0), service("ns/b", "172.30.0.2", 0));
     let mut world = World::new(table_of(vec![(a.clone(), &["10.180.0.1"]), (b, &["10.180.0.2"])]), test_settings());
