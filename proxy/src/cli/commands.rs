@@ -1,6 +1,6 @@
 //! The commands beside `lookup`.
 
-use super::output::{Format, start_logging, table};
+use super::output::{self, Format, start_logging, table};
 use crate::agent::{self, status};
 use crate::config::{Config, Flags};
 use crate::model::IpFamily;
@@ -32,7 +32,7 @@ pub fn sync(flags: &Flags, dry_run: bool) -> anyhow::Result<ExitCode> {
     let picture = agent::first_picture(&config)?;
     let errors = if dry_run {
         for family in agent::families() {
-            print!("{}", agent::plan_text(&config, &picture, family));
+            output::write(&agent::plan_text(&config, &picture, family))?;
         }
         picture.errors()
     } else {
@@ -41,7 +41,9 @@ pub fn sync(flags: &Flags, dry_run: bool) -> anyhow::Result<ExitCode> {
     if errors == 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    eprintln!("error: {errors} objects or parts of objects are not served (see above); all others are");
+    output::note(format_args!(
+        "error: {errors} objects or parts of objects are not served (see above); all others are"
+    ));
     Ok(ExitCode::FAILURE)
 }
 
@@ -93,10 +95,10 @@ pub fn status(run_dir: &Path, output: Format) -> anyhow::Result<ExitCode> {
     // A process that ended leaves its last status behind.
     let alive = Path::new("/proc").join(status.pid.to_string()).exists();
     if !alive {
-        eprintln!(
+        output::note(format_args!(
             "error: process {} does not run any more; its rules stay in force. Start tandem again, or remove them with: tandem cleanup",
             status.pid
-        );
+        ));
     }
     let healthy =
         alive && status.synced && status.families.values().all(|f| f.error.is_none()) && status.kube_proxy.is_empty();
@@ -152,22 +154,25 @@ fn status_text(status: &status::Status) -> String {
 pub fn cleanup(flags: &Flags) -> anyhow::Result<ExitCode> {
     start_logging(flags.v);
     let mut connection = Connection::open()?;
+    let mut done = String::new();
     for family in IpFamily::ALL {
         let id = TableId { family, name: flags.table.as_str().into() };
         if connection.list_tables(family)?.contains(&id.name) {
             let mut transaction = Transaction::new(id.clone());
             transaction.push(Op::DeleteTable(id.clone()), None);
             connection.commit(&transaction)?;
-            println!("removed table {id}");
+            let _ = writeln!(done, "removed table {id}");
         } else {
-            println!("table {id} is not there");
+            let _ = writeln!(done, "table {id} is not there");
         }
     }
     match std::fs::remove_file(status::path(&flags.run_dir)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            eprintln!("warning: {}: {error}", status::path(&flags.run_dir).display());
+            output::note(format_args!("warning: {}: {error}", status::path(&flags.run_dir).display()));
         }
         _ => {}
     }
+    // Last, so that an answer that cannot be written leaves nothing behind on the node.
+    output::write(&done)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -86,7 +86,7 @@ pub fn main(args: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
         Some(Command::Cleanup { flags }) => commands::cleanup(&flags),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("error: {}", output::error_text(&error));
+        output::note(format_args!("error: {}", output::error_text(&error)));
         ExitCode::FAILURE
     })
 }

@@ -1,6 +1,7 @@
 //! `-o table|json|yaml`, and logging.
 
 use serde::Serialize;
+use std::io::{ErrorKind, Write as _};
 
 /// How a result is printed.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -23,13 +24,29 @@ enum Kind {
 impl Format {
     /// Prints `value` for programs, or what `text` makes of it for people.
     pub fn print<T: Serialize>(self, value: &T, text: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
-        match self.kind {
-            Kind::Table => print!("{}", text(value)),
-            Kind::Json => println!("{}", serde_json::to_string_pretty(value)?),
-            Kind::Yaml => print!("{}", serde_saphyr::to_string(value)?),
-        }
-        Ok(())
+        write(&match self.kind {
+            Kind::Table => text(value),
+            Kind::Json => format!("{}\n", serde_json::to_string_pretty(value)?),
+            Kind::Yaml => serde_saphyr::to_string(value)?,
+        })
     }
+}
+
+/// Writes `text` to standard output, where `print!` would panic if that is not possible. A reader that has closed its pipe
+/// (`| head`) has seen enough: that is no error.
+pub fn write(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(anyhow::Error::new(error).context("cannot write to standard output"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a line to standard error, if that is possible: there is nowhere else to say that it is not.
+pub fn note(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 /// Rows in aligned columns, without borders.
@@ -59,6 +76,8 @@ pub fn start_logging(v: u8) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
+        // It would tell of a line that cannot be written by `eprintln!`, which panics if standard error is what is full or gone.
+        .log_internal_errors(false)
         .try_init();
 }
 
