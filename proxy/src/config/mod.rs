@@ -212,6 +212,12 @@ fn validate(flags: &Flags, raw: Raw, host_name: &str) -> Result<Config, ConfigEr
         (!node_name.is_empty()).then_some(()).ok_or("the node name is empty: give --hostname-override".into()),
     );
 
+    check(
+        "hostnameOverride",
+        (!node_name.chars().any(char::is_control))
+            .then_some(())
+            .ok_or_else(|| format!("{node_name:?} has control characters")),
+    );
     let metrics_bind_address = parse_bind_address(&raw.metrics_bind_address, METRICS_PORT);
     check("metricsBindAddress", metrics_bind_address.as_ref().map(|_| ()).map_err(Clone::clone));
     check(

@@ -91,6 +91,7 @@ fn interface_modes_need_a_name_that_linux_allows() {
 #[test]
 fn hostname_of_blanks_is_refused() {
     assert!(errors(&["--hostname-override=   "]).contains("hostnameOverride"));
+    assert!(errors(&["--hostname-override=a\nERROR b"]).contains("a\\nerror b"), "quoted on one line");
 }
 
 #[test]

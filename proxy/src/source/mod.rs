@@ -39,11 +39,30 @@ pub struct Problem {
 /// `error: LOCATION: FIELD: MESSAGE`
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}: ", if self.error { "error" } else { "warning" }, self.location)?;
+        write!(f, "{}: {}: ", if self.error { "error" } else { "warning" }, Visible(&self.location))?;
         if !self.field.is_empty() {
-            write!(f, "{}: ", self.field)?;
+            write!(f, "{}: ", Visible(&self.field))?;
         }
-        f.write_str(&self.message)
+        write!(f, "{}", Visible(&self.message))
+    }
+}
+
+/// Text from outside as one line that shows what it is: control characters and those that change the direction of writing are
+/// escaped, so that a name cannot forge a log line or hide what follows.
+struct Visible<'a>(&'a str);
+
+impl fmt::Display for Visible<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                    write!(f, "{}", c.escape_unicode())?
+                }
+                c if c.is_control() => write!(f, "{}", c.escape_default())?,
+                c => write!(f, "{c}")?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -84,5 +103,21 @@ impl<'a> Report<'a> {
             None => format!("{} {}", self.kind, self.name),
         };
         self.problems.push(Problem { error, location, field, message });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_from_outside_cannot_forge_a_line() {
+        let problem = Problem {
+            error: true,
+            location: "a.yaml\nERROR fine".into(),
+            field: "spec\u{1b}[2J".into(),
+            message: "näme \u{202e}x".into(),
+        };
+        assert_eq!(problem.to_string(), "error: a.yaml\\nERROR fine: spec\\u{1b}[2J: näme \\u{202e}x");
     }
 }
