@@ -3,7 +3,9 @@
 //! The only place that joins the compiler (pure) and the netlink connection. After any error the kernel is read back and
 //! the difference is applied, so that a failed sync leaves the old rules working and the next one starts from the truth.
 
+use crate::compile::elements;
 use crate::compile::nft::{Compiler, Problem, Update};
+use crate::compile::service::Front;
 use crate::conntrack::Frontend;
 use crate::model::table::Changes;
 use crate::model::{IpFamily, ObjectName, Protocol, ServiceTable, Settings};
@@ -14,7 +16,6 @@ use crate::nft::object::{Name, Ruleset, TableId};
 use crate::nft::transaction::{Op, Step, Transaction};
 use crate::takeover::tables::{self, Remembered};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// How long a packet in flight may still use what an update replaced (surplus slots, chains).
@@ -184,9 +185,8 @@ impl<K: Kernel> Engine<K> {
         self.settle(now)?;
         let updates = self.compile(table, changes, settings);
         if self.in_step {
-            let mut committed = 0;
-            match self.commit_updates(updates, &mut committed) {
-                Ok(()) => {
+            match self.commit_updates(updates) {
+                Ok(committed) => {
                     if committed > 0 {
                         self.settle_later(now);
                     }
@@ -250,20 +250,14 @@ impl<K: Kernel> Engine<K> {
     }
 
     fn plan(&self) -> Ruleset {
-        let mut plan = self.compiler.ruleset();
-        plan.table = self.id.clone();
-        plan
+        plan_of(&self.compiler, &self.id)
     }
 
+    /// Compiles the whole service map, which the first update does by itself.
     fn compile_all(&mut self, table: &ServiceTable) {
-        if self.compiled {
-            return;
-        }
-        let names: Vec<ObjectName> = table.services().map(|s| s.name.clone()).collect();
-        let update = self.compiler.update(table, &names);
-        let cidrs = self.compiler.update_service_cidrs(table);
+        let update = self.compiler.update(table, []);
         self.compiled = true;
-        self.note(update.problems.into_iter().chain(cidrs.problems));
+        self.note(update.problems);
     }
 
     /// Turns what changed into updates, in the order in which they must be committed.
@@ -284,7 +278,7 @@ impl<K: Kernel> Engine<K> {
             updates.push(self.compiler.update_service_cidrs(table));
         }
         updates.push(self.compiler.update(table, &changes.services));
-        for update in &mut updates {
+        for update in &updates {
             // Whatever was compiled anew is judged anew, those included that lost or won a contested address.
             for name in changes.services.iter().chain(&update.compiled) {
                 self.problems.remove(name);
@@ -297,22 +291,20 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Commits updates one after the other, each in one transaction, or in two where chains must exist before elements lead to them.
-    fn commit_updates(&mut self, updates: Vec<Update>, committed: &mut usize) -> Result<(), Box<(Transaction, Error)>> {
+    /// Returns how many operations there were.
+    fn commit_updates(&mut self, updates: Vec<Update>) -> Result<usize, Box<(Transaction, Error)>> {
+        let mut committed = 0;
         for Update { mut steps, prepare, .. } in updates {
             let rest = steps.split_off(prepare);
-            for steps in [steps, rest] {
-                if steps.is_empty() {
-                    continue;
-                }
-                let count = steps.len();
+            for steps in [steps, rest].into_iter().filter(|steps| !steps.is_empty()) {
                 let transaction = Transaction { table: self.id.clone(), steps };
                 if let Err(error) = self.kernel.commit(&transaction) {
                     return Err(Box::new((transaction, error)));
                 }
-                *committed += count;
+                committed += transaction.steps.len();
             }
         }
-        Ok(())
+        Ok(committed)
     }
 
     /// Reads the kernel back and applies the difference.
@@ -463,28 +455,12 @@ fn split_new_chains(have: &Ruleset, transaction: &mut Transaction) -> Option<Tra
 
 /// Where the service maps of a table take UDP traffic.
 fn udp_frontends(ruleset: &Ruleset) -> Vec<Frontend> {
-    let family = ruleset.table.family;
-    let keys = |name: &str| ruleset.elements.get(name).into_iter().flat_map(BTreeMap::keys).map(|key| &*key.start);
-    let addresses = ["service-ips", "no-endpoint-services"].into_iter().flat_map(keys).filter_map(|key| {
-        let (address, rest) = key.split_at_checked(if family == IpFamily::V4 { 4 } else { 16 })?;
-        let address = match family {
-            IpFamily::V4 => IpAddr::from(<[u8; 4]>::try_from(address).ok()?),
-            IpFamily::V6 => IpAddr::from(<[u8; 16]>::try_from(address).ok()?),
-        };
-        udp_port(rest).map(|port| Frontend::Address(address, port))
-    });
-    let node_ports = ["service-nodeports", "no-endpoint-nodeports"].into_iter().flat_map(keys);
-    addresses.chain(node_ports.filter_map(|key| udp_port(key).map(|port| Frontend::NodePort(family, port)))).collect()
-}
-
-/// The port of `protocol . port`, each padded to four bytes, if the protocol is UDP.
-fn udp_port(key: &[u8]) -> Option<u16> {
-    match key {
-        [protocol, _, _, _, high, low, ..] if *protocol == Protocol::Udp as u8 => {
-            Some(u16::from_be_bytes([*high, *low]))
-        }
+    let udp = |front| match front {
+        Front::Address(ip, Protocol::Udp, port) => Some(Frontend::Address(ip, port)),
+        Front::NodePort(Protocol::Udp, port) => Some(Frontend::NodePort(ruleset.table.family, port)),
         _ => None,
-    }
+    };
+    elements::fronts(ruleset).filter_map(udp).collect()
 }
 
 fn gave_up(what: String) -> Error {
@@ -496,12 +472,13 @@ fn gave_up(what: String) -> Error {
 #[must_use]
 pub fn plan(name: &str, settings: &Settings, table: &ServiceTable) -> Ruleset {
     let mut compiler = Compiler::new(settings.clone());
-    let names: Vec<ObjectName> = table.services().map(|s| s.name.clone()).collect();
-    compiler.update(table, &names);
-    compiler.update_service_cidrs(table);
-    let mut plan = compiler.ruleset();
-    plan.table = TableId { family: settings.family, name: name.into() };
-    plan
+    compiler.update(table, []);
+    plan_of(&compiler, &TableId { family: settings.family, name: name.into() })
+}
+
+/// The compiler's plan in the table that is asked for: the compiler knows one name only.
+fn plan_of(compiler: &Compiler, table: &TableId) -> Ruleset {
+    Ruleset { table: table.clone(), ..compiler.ruleset() }
 }
 
 #[cfg(test)]

@@ -41,13 +41,10 @@ const PROBLEMS_MAX: usize = 100;
 
 /// Logs a problem of the source at its level.
 pub(super) fn log_problem(problem: &Problem) {
-    // The level says what the first word does.
-    let text = problem.to_string();
-    let text = text.trim_start_matches("error: ").trim_start_matches("warning: ");
     if problem.error {
-        tracing::error!("{text}");
+        tracing::error!("{}", problem.text());
     } else {
-        tracing::warn!("{text}");
+        tracing::warn!("{}", problem.text());
     }
 }
 

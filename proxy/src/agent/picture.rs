@@ -6,6 +6,7 @@ use crate::config::{Config, SourceConfig};
 use crate::model::table::Changes;
 use crate::model::{IpFamily, Node, ServiceTable, Settings};
 use crate::nft::netlink::Connection;
+use crate::source::address::unusable;
 use crate::source::kube::{ApiServer, KubeSource};
 use crate::source::manifest::ManifestSource;
 use crate::source::{Problem, SourceEvent};
@@ -110,17 +111,10 @@ async fn machine(config: &Config) -> anyhow::Result<Node> {
     let all = addresses.list().await?;
     let mut node = Node { name: config.node_name.as_str().into(), ..Node::default() };
     for family in IpFamily::ALL {
-        let usable = |ip: &&IpAddr| IpFamily::of(**ip) == family && !ip.is_loopback() && !is_link_local(**ip);
+        let usable = |ip: &&IpAddr| IpFamily::of(**ip) == family && unusable(**ip).is_none();
         node.addresses.extend(addresses.default_source(family).await?.or_else(|| all.iter().find(usable).copied()));
     }
     Ok(node)
-}
-
-fn is_link_local(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    }
 }
 
 /// The plan of one family as nft text; the kernel is not asked.

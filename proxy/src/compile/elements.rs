@@ -5,8 +5,9 @@ use super::base::{self, Balancer};
 use super::names;
 use super::service::{Front, List, Lookup, PortPlan, Route};
 use crate::model::{Backend, IpFamily, Protocol};
-use crate::nft::object::{BytesBuilder, Data, Key, Name, Value, Verdict};
+use crate::nft::object::{BytesBuilder, Data, Key, Name, Ruleset, Value, Verdict};
 use ipnet::IpNet;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// The sets and maps that every Service shares.
@@ -249,37 +250,50 @@ pub fn leads_to_second_lookup(value: &Value) -> bool {
         if [base::EXTERNAL_LOCAL, base::NODEPORT_EXTERNAL_LOCAL].contains(&&**chain))
 }
 
+/// The frontends that the service maps of a ruleset know, those without endpoints included; addresses first.
+pub fn fronts(ruleset: &Ruleset) -> impl Iterator<Item = Front> {
+    let lookups = [Lookup::Service, Lookup::NoEndpoint];
+    let maps = lookups.map(SetId::Ips).into_iter().chain(lookups.map(SetId::Nodeports));
+    maps.flat_map(move |map| {
+        let keys = ruleset.elements.get(map.name()).into_iter().flat_map(BTreeMap::keys);
+        keys.filter_map(move |key| Some(parse_front(ruleset.table.family, map, &key.start)?.0))
+    })
+}
+
 /// The frontend, number and target of an element of a slots map; `None` if it is not one.
 #[must_use]
 pub fn parse_slot(family: IpFamily, map: SetId, key: &Key, value: &Value) -> Option<(Front, u32, (IpAddr, u16))> {
-    fn split(bytes: &[u8], at: usize) -> Option<(&[u8], &[u8])> {
-        bytes.split_at_checked(at)
-    }
-    fn port(bytes: &[u8]) -> Option<u16> {
-        Some(u16::from_be_bytes(bytes.get(..2)?.try_into().ok()?))
-    }
-    let address = |bytes: &[u8]| match family {
-        IpFamily::V4 => Some(IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?)),
-        IpFamily::V6 => Some(IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?)),
-    };
-    let length = if family == IpFamily::V4 { 4 } else { 16 };
-    let mut rest = &*key.start;
-    let mut front_address = None;
-    if let SetId::Slots(_) = map {
-        let (bytes, tail) = split(rest, length)?;
-        front_address = Some(address(bytes)?);
-        rest = tail;
-    }
-    let (number, rest) = split(rest, 4)?;
-    let protocol = Protocol::from_number(number[0])?;
-    let (front_port, rest) = split(rest, 4)?;
-    let front_port = port(front_port)?;
-    let number = u32::from_ne_bytes(rest.try_into().ok()?);
-    let front = match front_address {
-        Some(ip) => Front::Address(ip, protocol, front_port),
-        None => Front::NodePort(protocol, front_port),
-    };
+    let (front, number) = parse_front(family, map, &key.start)?;
+    let number = u32::from_ne_bytes(number.try_into().ok()?);
     let Some(Data::Value(data)) = &value.data else { return None };
-    let (bytes, data) = split(data, length)?;
-    Some((front, number, (address(bytes)?, port(data)?)))
+    let (ip, port) = parse_address(family, data)?;
+    Some((front, number, (ip, parse_port(port)?)))
+}
+
+/// The frontend with which a key of `map` begins, and the rest of the key.
+fn parse_front(family: IpFamily, map: SetId, key: &[u8]) -> Option<(Front, &[u8])> {
+    let (ip, rest) = match map {
+        SetId::Slots(_) | SetId::Ips(_) => {
+            let (ip, rest) = parse_address(family, key)?;
+            (Some(ip), rest)
+        }
+        _ => (None, key),
+    };
+    let (protocol, rest) = rest.split_at_checked(4)?;
+    let protocol = Protocol::from_number(protocol[0])?;
+    let (port, rest) = rest.split_at_checked(4)?;
+    let port = parse_port(port)?;
+    let front = ip.map_or(Front::NodePort(protocol, port), |ip| Front::Address(ip, protocol, port));
+    Some((front, rest))
+}
+
+fn parse_address(family: IpFamily, bytes: &[u8]) -> Option<(IpAddr, &[u8])> {
+    match family {
+        IpFamily::V4 => bytes.split_first_chunk::<4>().map(|(ip, rest)| (IpAddr::from(*ip), rest)),
+        IpFamily::V6 => bytes.split_first_chunk::<16>().map(|(ip, rest)| (IpAddr::from(*ip), rest)),
+    }
+}
+
+fn parse_port(bytes: &[u8]) -> Option<u16> {
+    Some(u16::from_be_bytes(*bytes.first_chunk()?))
 }

@@ -1,4 +1,4 @@
-//! One table of the kernel kept equal to a ruleset: replace, synchronise, verify, import.
+//! One table of the kernel kept equal to a ruleset: replace, synchronise, verify.
 
 use super::diff::{self, Difference, diff};
 use super::netlink::{Class, Connection, Error};
@@ -63,33 +63,6 @@ impl<'c> Table<'c> {
     pub fn verify(&mut self, want: &Ruleset) -> Result<Vec<Drift>, Error> {
         let have = self.connection.read(&self.id, false)?;
         Ok(drift(have.as_ref(), want))
-    }
-
-    /// Adds to a transaction of this table the elements that dynamic sets of another table hold, with the time that they have
-    /// left: of those sets that `want` has under the same name, with the same key. An element whose time is longer than the
-    /// set's timeout gets that. Returns how many there are.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn import(&mut self, from: &TableId, want: &Ruleset, transaction: &mut Transaction) -> Result<usize, Error> {
-        let mut count = 0;
-        for (name, theirs) in self.connection.list_sets(from)? {
-            let Some(ours) = want.sets.get(&name) else { continue };
-            let Some(timeout) =
-                ours.dynamic_timeout_ms.filter(|_| theirs.dynamic_timeout_ms.is_some() && ours.key == theirs.key)
-            else {
-                continue;
-            };
-            let mut elements: Vec<(Key, Value)> = self.connection.elements(from, &name, &theirs)?.into_iter().collect();
-            for (_, value) in &mut elements {
-                value.expires_ms = value.expires_ms.map(|left| left.clamp(1, timeout));
-            }
-            count += elements.len();
-            if !elements.is_empty() {
-                transaction.push(Op::AddElements { set: name, elements }, None);
-            }
-        }
-        Ok(count)
     }
 }
 

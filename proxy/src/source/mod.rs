@@ -39,11 +39,16 @@ pub struct Problem {
 /// `error: LOCATION: FIELD: MESSAGE`
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}: ", if self.error { "error" } else { "warning" }, Visible(&self.location))?;
-        if !self.field.is_empty() {
-            write!(f, "{}: ", Visible(&self.field))?;
-        }
-        write!(f, "{}", Visible(&self.message))
+        write!(f, "{}: {}", if self.error { "error" } else { "warning" }, self.text())
+    }
+}
+
+impl Problem {
+    /// `LOCATION: FIELD: MESSAGE`, for a log, whose level says the rest.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let field = if self.field.is_empty() { String::new() } else { format!("{}: ", Visible(&self.field)) };
+        format!("{}: {field}{}", Visible(&self.location), Visible(&self.message))
     }
 }
 

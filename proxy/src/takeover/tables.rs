@@ -62,7 +62,11 @@ pub fn import(remembered: &Remembered, wanted: &Ruleset) -> BTreeMap<Name, Vec<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nft::diff::diff;
+    use crate::nft::netlink::Connection;
+    use crate::nft::netlink::tests::{in_namespace, nft, sample};
     use crate::nft::object::{Field, Set};
+    use crate::nft::transaction::Op;
     use crate::sys::netns::tests::{for_test, sh};
 
     const SET: &str = "affinity-JO2XBXZR-testing/service/tcp/http__10.180.0.1/80";
@@ -141,5 +145,33 @@ mod tests {
         let clients = clients.unwrap();
         assert_eq!(clients.keys().collect::<Vec<_>>(), ["affinity-JO2XBXZR"]);
         assert_eq!(clients["affinity-JO2XBXZR"][0].address.to_string(), "10.0.0.7");
+    }
+
+    #[test]
+    fn affinity_of_sets_that_are_wanted_is_imported_in_the_transaction_that_takes_over() {
+        in_namespace(|| {
+            let theirs = TableId { family: IpFamily::V4, name: NAME.into() };
+            let input = "table ip kube-proxy {
+                set affinity-X { type ipv4_addr; size 65535; flags dynamic,timeout; timeout 5h; elements = { 10.0.0.1 expires 10m, 10.0.0.2 } }
+                set affinity-Y { type ipv4_addr; size 65535; flags dynamic,timeout; timeout 5h; elements = { 10.0.0.1 } }
+            }";
+            nft(&["-f", "-"], input).unwrap();
+            let want = sample(IpFamily::V4);
+            let remembered = remembered(&mut ForeignTables::open().unwrap(), &theirs).unwrap();
+            let imports = import(&remembered, &want);
+            assert_eq!(imports.values().map(Vec::len).sum::<usize>(), 2);
+            let mut transaction = diff(None, &want).now;
+            for (set, elements) in imports {
+                transaction.push(Op::AddElements { set, elements }, None);
+            }
+            transaction.push(Op::DestroyTable(theirs), None);
+            let mut connection = Connection::open().unwrap();
+            connection.commit(&transaction).unwrap();
+            let have = connection.read(&want.table, true).unwrap().unwrap();
+            let minutes: Vec<u64> =
+                have.elements["affinity-X"].values().map(|value| value.expires_ms.unwrap().div_ceil(60_000)).collect();
+            // Ours lasts three hours.
+            assert_eq!(minutes, [10, 180]);
+        });
     }
 }

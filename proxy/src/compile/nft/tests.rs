@@ -102,6 +102,13 @@ impl World {
         }
     }
 
+    /// A change lifts the quarantine; no other event does.
+    fn lift_quarantine(&mut self) {
+        let quarantined: Vec<ObjectName> = self.compiler.quarantined.iter().cloned().collect();
+        let update = self.compiler.update(&self.table, &quarantined);
+        self.commit(update);
+    }
+
     fn settle(&mut self) -> usize {
         let unsettled = self.compiler.unsettled();
         let update = self.compiler.settle();
@@ -200,10 +207,7 @@ proptest! {
         for event in events {
             world.apply(event);
         }
-        // A change lifts the quarantine; no other event does.
-        let quarantined: Vec<ObjectName> = world.compiler.quarantined.iter().cloned().collect();
-        let update = world.compiler.update(&world.table, &quarantined);
-        world.commit(update);
+        world.lift_quarantine();
         world.settle();
         let fresh = World::new(world.table.clone(), world.compiler.settings.clone());
         assert_same(&without_order(world.compiler.ruleset()), &without_order(fresh.compiler.ruleset()));
@@ -316,9 +320,7 @@ proptest! {
         for event in events {
             world.apply(event);
         }
-        let quarantined: Vec<ObjectName> = world.compiler.quarantined.iter().cloned().collect();
-        let update = world.compiler.update(&world.table, &quarantined);
-        world.commit(update);
+        world.lift_quarantine();
         let mut restarted = Compiler::new(world.compiler.settings.clone());
         restarted.adopt(world.kernel.ruleset().unwrap());
         let update = restarted.update(&world.table, []);

@@ -58,27 +58,3 @@ fn sync_repairs_what_verify_finds() {
         }
     });
 }
-
-#[test]
-fn affinity_of_sets_that_are_wanted_is_imported() {
-    in_namespace(|| {
-        let mut connection = Connection::open().unwrap();
-        let theirs = TableId { family: IpFamily::V4, name: "kube-proxy".into() };
-        let input = "table ip kube-proxy {
-            set affinity-X { type ipv4_addr; size 65535; flags dynamic,timeout; timeout 5h; elements = { 10.0.0.1 expires 10m, 10.0.0.2 } }
-            set affinity-Y { type ipv4_addr; size 65535; flags dynamic,timeout; timeout 5h; elements = { 10.0.0.1 } }
-        }";
-        nft(&["-f", "-"], input).unwrap();
-        let want = sample(IpFamily::V4);
-        let mut transaction = diff(None, &want).now;
-        let mut table = Table::new(&mut connection, want.table.clone());
-        assert_eq!(table.import(&theirs, &want, &mut transaction).unwrap(), 2);
-        transaction.push(Op::DestroyTable(theirs), None);
-        connection.commit(&transaction).unwrap();
-        let have = connection.read(&want.table, true).unwrap().unwrap();
-        let minutes: Vec<u64> =
-            have.elements["affinity-X"].values().map(|value| value.expires_ms.unwrap().div_ceil(60_000)).collect();
-        // Ours lasts three hours.
-        assert_eq!(minutes, [10, 180]);
-    });
-}

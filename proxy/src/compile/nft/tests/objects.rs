@@ -1,33 +1,19 @@
 //! Plans of single services.
 
 use super::*;
-use crate::model::{Endpoint, EndpointSlice, LocalDetector, ServicePort, ServiceType, SlicePort, TrafficPolicy};
+use crate::model::fixtures::{self, ip};
+use crate::model::{Endpoint, EndpointSlice, LocalDetector, ServiceType, SlicePort, TrafficPolicy};
 use crate::nft::object::{Data, Verdict};
 use crate::nft::text;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-fn ip(text: &str) -> IpAddr {
-    text.parse().unwrap()
-}
-
 fn service(name: &str, cluster_ip: &str, node_port: u16) -> Service {
     let (namespace, name) = name.split_once('/').unwrap();
     Service {
         name: ObjectName::new(namespace, name),
-        service_type: ServiceType::ClusterIp,
-        cluster_ips: vec![ip(cluster_ip)],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        source_ranges: Vec::new(),
-        external_traffic_policy: TrafficPolicy::Cluster,
-        internal_traffic_policy: TrafficPolicy::Cluster,
-        affinity_timeout_s: None,
-        health_check_node_port: 0,
-        publish_not_ready_addresses: false,
-        traffic_distribution: None,
-        has_selector: true,
-        ports: vec![ServicePort { name: "p80".into(), protocol: Protocol::Tcp, port: 80, node_port }],
+        ports: vec![fixtures::port("p80", 80, node_port)],
+        ..fixtures::service(name, &[cluster_ip])
     }
 }
 
