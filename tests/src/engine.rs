@@ -1,10 +1,10 @@
 //! What a scenario is run with: Tandem in its two ways, and the real kube-proxy.
 
-use crate::apiserver::{ApiServer, User};
+use crate::apiserver::ApiServer;
+pub use crate::cluster::{Cluster, Program, Proxy};
 use crate::envtest::Binaries;
 use crate::netns::Netns;
 use crate::process::{Process, eventually};
-use crate::relay::Relay;
 use crate::world::{NODE_NAME, REMOTE_NODE_NAME};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -181,7 +181,7 @@ impl Engine for TandemOnce {
 /// A Service whose appearance in the kernel says that everything before it is in force, too.
 ///
 /// It is applied last: in both watches (Services and slices), or at the end of the one manifest file.
-fn sentinel(step: u32) -> (Vec<Value>, [(&'static str, String); 2]) {
+pub(crate) fn sentinel(step: u32) -> (Vec<Value>, [(&'static str, String); 2]) {
     let name = format!("step-{step}");
     let (v4, v6) = (format!("172.30.255.{step}"), format!("fd00:10:96::ff{step:02x}"));
     let service = json!({
@@ -203,7 +203,7 @@ fn sentinel(step: u32) -> (Vec<Value>, [(&'static str, String); 2]) {
 }
 
 /// Waits until the sentinel of `step` is in the map `service-ips` of both tables called `table`.
-fn await_sentinel(
+pub(crate) fn await_sentinel(
     node: &Netns,
     table: &str,
     addresses: &[(&'static str, String); 2],
@@ -302,26 +302,10 @@ impl Engine for TandemAgent {
     }
 }
 
-/// Which program works at the API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Program {
-    /// The real kube-proxy in nftables mode.
-    KubeProxy,
-    /// `tandem --kubeconfig`
-    Tandem,
-}
-
-/// A proxy at a real API server.
+/// One proxy with a real API server of its own.
 pub struct AtApiServer<'a> {
-    api: &'a ApiServer,
-    program: Program,
-    binaries: &'a Binaries,
-    flags: Vec<String>,
-    dir: tempfile::TempDir,
-    process: Option<Process>,
-    relay: Option<Relay>,
-    applied: Objects,
-    step: u32,
+    cluster: Cluster<'a>,
+    proxy: Proxy<'a>,
 }
 
 impl<'a> AtApiServer<'a> {
@@ -330,60 +314,35 @@ impl<'a> AtApiServer<'a> {
     /// # Errors
     /// No temporary directory.
     pub fn new(program: Program, api: &'a ApiServer, binaries: &'a Binaries, flags: &[String]) -> Result<Self> {
-        let dir = tempfile::tempdir()?;
-        let (flags, applied) = (flags.to_vec(), Objects::default());
-        Ok(Self { api, program, binaries, flags, dir, process: None, relay: None, applied, step: 0 })
+        Ok(Self { cluster: Cluster::new(api), proxy: Proxy::new(program, api, binaries, flags)? })
     }
+}
 
-    /// Makes the API server reachable from the node.
+impl AtApiServer<'_> {
+    /// See [`Proxy::connect`].
     ///
     /// # Errors
     /// The port is taken.
     pub fn connect(&mut self, node: &Netns) -> Result<()> {
-        if self.relay.is_none() {
-            self.relay = Some(self.api.reach_from(node)?);
-        }
-        Ok(())
+        self.proxy.connect(node)
     }
 
-    /// Cuts the node off the API server.
+    /// See [`Proxy::disconnect`].
     pub fn disconnect(&mut self) {
-        self.relay = None;
+        self.proxy.disconnect();
     }
 
-    /// Starts the program (again).
+    /// See [`Proxy::start`].
     ///
     /// # Errors
     /// It cannot be started.
     pub fn start(&mut self, node: &Netns) -> Result<()> {
-        let kubeconfig = self.api.kubeconfig(User::Proxy)?;
-        let (name, mut command) = match self.program {
-            Program::KubeProxy => ("kube-proxy", node.command(&self.binaries.kube_proxy)),
-            Program::Tandem => ("tandem", node.command(tandem_binary()?)),
-        };
-        command.arg(format!("--kubeconfig={}", kubeconfig.display())).arg(format!("--hostname-override={NODE_NAME}"));
-        // By the name that kube-proxy has for it; Tandem takes it, too.
-        command.arg("--iptables-min-sync-period=10ms");
-        match self.program {
-            Program::KubeProxy => command.args([
-                "--proxy-mode=nftables",
-                // Only the initial network namespace may set these.
-                "--conntrack-max-per-core=0",
-                "--conntrack-min=0",
-                "--conntrack-tcp-timeout-established=0",
-                "--conntrack-tcp-timeout-close-wait=0",
-                "-v=2",
-            ]),
-            Program::Tandem => command.arg(format!("--run-dir={}", self.dir.path().join("run").display())),
-        };
-        command.args(&self.flags);
-        self.process = Some(Process::start(name, command, &self.dir.path().join("log"))?);
-        Ok(())
+        self.proxy.start(node)
     }
 
     /// The running program.
     pub fn process(&mut self) -> Option<&mut Process> {
-        self.process.as_mut()
+        self.proxy.process()
     }
 
     /// Brings the API server to exactly `objects` and a sentinel; does not wait for the proxy.
@@ -391,28 +350,8 @@ impl<'a> AtApiServer<'a> {
     /// # Errors
     /// The API server refuses an object.
     pub fn apply(&mut self, objects: &Objects) -> Result<()> {
-        self.step += 1;
-        let mut all = objects.clone();
-        sentinel(self.step).0.into_iter().for_each(|o| all.put(o));
-        // A ClusterIP is free again only when its old owner is gone.
-        let gone: Vec<Key> = self.applied.keys().filter(|k| !all.keys().any(|n| n == *k)).cloned().collect();
-        for (kind, namespace, name) in &gone {
-            self.api.delete(kind, Some(namespace), name)?;
-        }
-        let old: Vec<&Value> = self.applied.values().collect();
-        // The API server makes the ServiceCIDR of its flags itself.
-        let changed = all.values().filter(|o| !old.contains(o) && o["kind"] != "ServiceCIDR").cloned();
-        let (nodes, others): (Vec<Value>, Vec<Value>) = changed.partition(|o| o["kind"] == "Node");
-        if !nodes.is_empty() {
-            self.api.apply(&nodes)?;
-            if self.process.is_some() {
-                // Nodes have a watch of their own, which the sentinel says nothing about.
-                std::thread::sleep(Duration::from_millis(500));
-            }
-        }
-        self.api.apply(&others)?;
-        self.applied = all;
-        Ok(())
+        let watched = self.proxy.process().is_some();
+        self.cluster.apply(objects, watched)
     }
 
     /// Waits until what [`AtApiServer::apply`] wrote last is in force.
@@ -420,30 +359,22 @@ impl<'a> AtApiServer<'a> {
     /// # Errors
     /// It does not get there, or the program ended.
     pub fn settled(&mut self, node: &Netns) -> Result<()> {
-        let process = self.process.as_mut().context("not started")?;
-        let table = match self.program {
-            Program::KubeProxy => "kube-proxy",
-            Program::Tandem => "tandem",
-        };
-        await_sentinel(node, table, &sentinel(self.step).1, process)
+        self.proxy.settled(node, &self.cluster)
     }
 }
 
 impl Engine for AtApiServer<'_> {
     fn name(&self) -> &'static str {
-        match self.program {
-            Program::KubeProxy => "kube-proxy",
-            Program::Tandem => "tandem",
-        }
+        self.proxy.program().name()
     }
 
     fn sync(&mut self, node: &Netns, objects: &Objects) -> Result<()> {
         self.apply(objects)?;
-        self.connect(node)?;
-        if self.process.is_none() {
-            self.start(node)?;
+        self.proxy.connect(node)?;
+        if self.proxy.process().is_none() {
+            self.proxy.start(node)?;
         }
-        self.settled(node)
+        self.proxy.settled(node, &self.cluster)
     }
 
     fn sees_changes(&self) -> bool {
@@ -451,12 +382,11 @@ impl Engine for AtApiServer<'_> {
     }
 
     fn log_tail(&self) -> String {
-        self.process.as_ref().map(Process::log_tail).unwrap_or_default()
+        self.proxy.log_tail()
     }
 
     fn finish(&mut self, _node: &Netns) -> Result<()> {
-        self.process.take();
-        self.relay.take();
-        self.api.clear()
+        self.proxy.end();
+        self.cluster.clear()
     }
 }
