@@ -38,6 +38,9 @@ impl Netns {
             ("net/ipv6/conf/default/dad_transmits", "0"),
             ("net/ipv6/conf/default/accept_ra", "0"),
             ("net/ipv6/conf/default/router_solicitations", "0"),
+            // No ICMP error is limited, neither for one client nor for all of them (`icmp_global_allow`): refusals are counted.
+            ("net/ipv4/icmp_ratemask", "0"),
+            ("net/ipv6/icmp/ratemask", "\n"),
         ])?;
         ns.ip("link set lo up")?;
         Ok(ns)

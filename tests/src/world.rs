@@ -170,9 +170,6 @@ impl World {
             // Clients and endpoints behind one interface are wanted here, hints about shorter ways are not.
             ("net/ipv4/conf/all/send_redirects", "0"),
             ("net/ipv4/conf/default/send_redirects", "0"),
-            // icmp_send() limits the errors to one client to about one a second; tests see many.
-            ("net/ipv4/icmp_ratelimit", "0"),
-            ("net/ipv6/icmp/ratelimit", "0"),
         ])?;
         let pods = spec.pods.iter().map(|p| Netns::new(&p.name)).collect::<Result<Vec<_>>>()?;
 

@@ -10,9 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Threads that send. Most of them wait for silence.
-const SENDERS: usize = 32;
-/// Tries without an answer after which more say nothing new.
-const ENOUGH_SILENCE: usize = 2;
+const SENDERS: usize = 48;
 
 /// One client's attempts to reach one address, one after the other.
 #[derive(Clone, Debug)]
@@ -31,6 +29,8 @@ pub struct Shot {
     pub tries: usize,
     /// How long an answer may take.
     pub timeout: Duration,
+    /// Tries without an answer after which more say nothing new.
+    pub silences: usize,
 }
 
 impl Shot {
@@ -41,7 +41,7 @@ impl Shot {
         netns::enter(&ns.path());
         let mut all = Vec::with_capacity(self.tries);
         let mut silent = 0;
-        while all.len() < self.tries && silent < ENOUGH_SILENCE {
+        while all.len() < self.tries && silent < self.silences {
             let seen = once(self.proto, self.source, self.to, self.timeout, &world.arrivals);
             silent += usize::from(seen == Seen::Nothing);
             all.push(seen);
