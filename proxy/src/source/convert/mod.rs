@@ -2,8 +2,9 @@
 //!
 //! Each function returns the model object, or `None` if a proxy has nothing to do with the API object (headless, another
 //! proxy's, broken beyond use), and the problems found on the way. `None` from an object that was served before means that it
-//! is gone.
+//! is gone. Names that are likely to come again are shared through [`Names`].
 
+mod names;
 mod node;
 mod service;
 mod slice;
@@ -11,6 +12,7 @@ mod slice;
 #[cfg(test)]
 mod tests;
 
+pub use names::Names;
 pub use node::{ServiceCidr, node, service_cidr};
 pub use service::service;
 pub use slice::endpoint_slice;
@@ -31,9 +33,10 @@ pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 pub const DEFAULT_AFFINITY_TIMEOUT_S: u32 = 10_800;
 
 /// Namespace and name of an object, `None` if one is missing.
-pub(crate) fn object_name(meta: &ObjectMeta) -> Option<ObjectName> {
+pub(crate) fn object_name(meta: &ObjectMeta, names: &mut Names) -> Option<ObjectName> {
     let (namespace, name) = (meta.namespace.as_deref()?, meta.name.as_deref()?);
-    (!namespace.is_empty() && !name.is_empty()).then(|| ObjectName::new(namespace, name))
+    (!namespace.is_empty() && !name.is_empty())
+        .then(|| ObjectName { namespace: names.share(namespace), name: name.into() })
 }
 
 pub(crate) fn has_label(meta: &ObjectMeta, label: &str) -> bool {

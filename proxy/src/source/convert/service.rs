@@ -1,6 +1,8 @@
 //! Service objects.
 
-use super::{DEFAULT_AFFINITY_TIMEOUT_S, LABEL_SERVICE_PROXY_NAME, has_label, object_name, port_number, protocol};
+use super::{
+    DEFAULT_AFFINITY_TIMEOUT_S, LABEL_SERVICE_PROXY_NAME, Names, has_label, object_name, port_number, protocol,
+};
 use crate::model::{IpFamily, ObjectName, Service, ServicePort, ServiceType, TrafficPolicy};
 use crate::source::address::{parse_cidr, parse_ip};
 use crate::source::{Problem, Report};
@@ -10,11 +12,11 @@ use std::net::IpAddr;
 /// Converts a Service. `None`: headless, ExternalName, without a usable ClusterIP, or another proxy's (label
 /// `service.kubernetes.io/service-proxy-name`).
 #[must_use]
-pub fn service(object: &core::Service) -> (Option<Service>, Vec<Problem>) {
+pub fn service(object: &core::Service, names: &mut Names) -> (Option<Service>, Vec<Problem>) {
     let meta = &object.metadata;
     let mut report =
         Report::new("Service", Some(meta.namespace.as_deref().unwrap_or("")), meta.name.as_deref().unwrap_or(""));
-    let Some(name) = object_name(meta) else {
+    let Some(name) = object_name(meta, names) else {
         report.error("metadata.name", "namespace or name is missing; the object is ignored");
         return (None, report.into_problems());
     };
@@ -36,7 +38,7 @@ pub fn service(object: &core::Service) -> (Option<Service>, Vec<Problem>) {
     if matches!(spec.cluster_ip.as_deref(), None | Some("" | "None")) {
         return (None, Vec::new());
     }
-    let service = build(name, service_type, object, spec, &mut report);
+    let service = build(name, service_type, object, names, &mut report);
     (service, report.into_problems())
 }
 
@@ -44,9 +46,10 @@ fn build(
     name: ObjectName,
     service_type: ServiceType,
     object: &core::Service,
-    spec: &core::ServiceSpec,
+    names: &mut Names,
     report: &mut Report<'_>,
 ) -> Option<Service> {
+    let spec = object.spec.as_ref()?;
     let cluster_ips = cluster_ips(spec, report);
     if cluster_ips.is_empty() {
         report.error("spec.clusterIP", "no usable ClusterIP; the Service is not served");
@@ -80,9 +83,9 @@ fn build(
         affinity_timeout_s: affinity_timeout_s(spec, report),
         health_check_node_port,
         publish_not_ready_addresses: spec.publish_not_ready_addresses.unwrap_or(false),
-        traffic_distribution: traffic_distribution(spec, report),
+        traffic_distribution: traffic_distribution(spec, names, report),
         has_selector: spec.selector.as_ref().is_some_and(|selector| !selector.is_empty()),
-        ports: ports(spec, report),
+        ports: ports(spec, names, report),
     })
 }
 
@@ -219,10 +222,14 @@ fn affinity_timeout_s(spec: &core::ServiceSpec, report: &mut Report<'_>) -> Opti
     }
 }
 
-fn traffic_distribution(spec: &core::ServiceSpec, report: &mut Report<'_>) -> Option<std::sync::Arc<str>> {
+fn traffic_distribution(
+    spec: &core::ServiceSpec,
+    names: &mut Names,
+    report: &mut Report<'_>,
+) -> Option<std::sync::Arc<str>> {
     match spec.traffic_distribution.as_deref()? {
         "" => None,
-        known @ ("PreferClose" | "PreferSameZone" | "PreferSameNode") => Some(known.into()),
+        known @ ("PreferClose" | "PreferSameZone" | "PreferSameNode") => Some(names.share(known)),
         other => {
             report.warn("spec.trafficDistribution", format!("unknown value {other:?} is ignored"));
             None
@@ -241,7 +248,7 @@ fn optional_port(number: Option<i32>, field: &str, report: &mut Report<'_>) -> u
     }
 }
 
-fn ports(spec: &core::ServiceSpec, report: &mut Report<'_>) -> Vec<ServicePort> {
+fn ports(spec: &core::ServiceSpec, names: &mut Names, report: &mut Report<'_>) -> Vec<ServicePort> {
     let mut found: Vec<ServicePort> = Vec::new();
     for (index, entry) in spec.ports.iter().flatten().enumerate() {
         let field = |name: &str| format!("spec.ports[{index}].{name}");
@@ -260,7 +267,7 @@ fn ports(spec: &core::ServiceSpec, report: &mut Report<'_>) -> Vec<ServicePort> 
             continue;
         }
         let node_port = optional_port(entry.node_port, &field("nodePort"), report);
-        found.push(ServicePort { name: name.into(), protocol, port, node_port });
+        found.push(ServicePort { name: names.share(name), protocol, port, node_port });
     }
     found
 }

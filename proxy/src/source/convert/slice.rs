@@ -1,6 +1,6 @@
 //! EndpointSlice objects.
 
-use super::{LABEL_HEADLESS, LABEL_SERVICE_NAME, has_label, object_name, port_number, protocol};
+use super::{LABEL_HEADLESS, LABEL_SERVICE_NAME, Names, has_label, object_name, port_number, protocol};
 use crate::model::{Endpoint, EndpointSlice, IpFamily, ObjectName, SlicePort};
 use crate::source::address::{parse_ip, unusable};
 use crate::source::{Problem, Report};
@@ -9,17 +9,17 @@ use std::sync::Arc;
 
 /// Converts an EndpointSlice. `None`: of a headless Service, of no Service, or with addresses that are not IP addresses (FQDN).
 #[must_use]
-pub fn endpoint_slice(object: &discovery::EndpointSlice) -> (Option<EndpointSlice>, Vec<Problem>) {
+pub fn endpoint_slice(object: &discovery::EndpointSlice, names: &mut Names) -> (Option<EndpointSlice>, Vec<Problem>) {
     let meta = &object.metadata;
     let (namespace, name) = (meta.namespace.as_deref().unwrap_or(""), meta.name.as_deref().unwrap_or(""));
     let mut report = Report::new("EndpointSlice", Some(namespace), name);
-    let slice = convert(object, &mut report);
+    let slice = convert(object, names, &mut report);
     (slice, report.into_problems())
 }
 
-fn convert(object: &discovery::EndpointSlice, report: &mut Report<'_>) -> Option<EndpointSlice> {
+fn convert(object: &discovery::EndpointSlice, names: &mut Names, report: &mut Report<'_>) -> Option<EndpointSlice> {
     let meta = &object.metadata;
-    let Some(name) = object_name(meta) else {
+    let Some(name) = object_name(meta, names) else {
         report.error("metadata.name", "namespace or name is missing; the object is ignored");
         return None;
     };
@@ -47,12 +47,12 @@ fn convert(object: &discovery::EndpointSlice, report: &mut Report<'_>) -> Option
         service: ObjectName { namespace: Arc::clone(&name.namespace), name: service.as_str().into() },
         name,
         family,
-        ports: ports(object, report),
-        endpoints: endpoints(object, family, report),
+        ports: ports(object, names, report),
+        endpoints: endpoints(object, family, names, report),
     })
 }
 
-fn ports(object: &discovery::EndpointSlice, report: &mut Report<'_>) -> Vec<SlicePort> {
+fn ports(object: &discovery::EndpointSlice, names: &mut Names, report: &mut Report<'_>) -> Vec<SlicePort> {
     let mut found = Vec::new();
     for (index, entry) in object.ports.iter().flatten().enumerate() {
         let field = |name: &str| format!("ports[{index}].{name}");
@@ -73,13 +73,17 @@ fn ports(object: &discovery::EndpointSlice, report: &mut Report<'_>) -> Vec<Slic
             report.warn(field("port"), message);
             continue;
         };
-        found.push(SlicePort { name: name.into(), protocol, port });
+        found.push(SlicePort { name: names.share(name), protocol, port });
     }
     found
 }
 
-fn endpoints(object: &discovery::EndpointSlice, family: IpFamily, report: &mut Report<'_>) -> Vec<Endpoint> {
-    let mut names = Names::default();
+fn endpoints(
+    object: &discovery::EndpointSlice,
+    family: IpFamily,
+    names: &mut Names,
+    report: &mut Report<'_>,
+) -> Vec<Endpoint> {
     let mut found = Vec::with_capacity(object.endpoints.len());
     for (index, entry) in object.endpoints.iter().enumerate() {
         // kube-proxy v1.37 reads the first address only: all addresses of one endpoint are the same to its consumers.
@@ -120,19 +124,4 @@ fn endpoints(object: &discovery::EndpointSlice, family: IpFamily, report: &mut R
         });
     }
     found
-}
-
-/// Shares equal names within one slice: many endpoints are on few nodes and in few zones.
-#[derive(Default)]
-struct Names(std::collections::BTreeSet<Arc<str>>);
-
-impl Names {
-    fn share(&mut self, name: &str) -> Arc<str> {
-        if let Some(known) = self.0.get(name) {
-            return Arc::clone(known);
-        }
-        let name: Arc<str> = name.into();
-        self.0.insert(Arc::clone(&name));
-        name
-    }
 }

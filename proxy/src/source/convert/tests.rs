@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 fn convert_service(spec: Value, status: Value) -> (Option<Service>, Vec<Problem>) {
     let object = json!({"metadata": {"namespace": "ns", "name": "web"}, "spec": spec, "status": status});
-    service(&serde_json::from_value(object).unwrap())
+    service(&serde_json::from_value(object).unwrap(), &mut Names::default())
 }
 
 fn good_service(spec: Value, status: Value) -> Service {
@@ -25,7 +25,7 @@ fn convert_slice(slice: Value) -> (Option<crate::model::EndpointSlice>, Vec<Prob
     for (key, value) in slice.as_object().unwrap() {
         object[key] = value.clone();
     }
-    endpoint_slice(&serde_json::from_value(object).unwrap())
+    endpoint_slice(&serde_json::from_value(object).unwrap(), &mut Names::default())
 }
 
 fn ips(texts: &[&str]) -> Vec<IpAddr> {
@@ -57,7 +57,7 @@ fn a_service_of_another_proxy_is_not_ours_whatever_the_value() {
             "metadata": {"namespace": "ns", "name": "web", "labels": {"service.kubernetes.io/service-proxy-name": value}},
             "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}
         });
-        assert_eq!(service(&serde_json::from_value(object).unwrap()), (None, vec![]));
+        assert_eq!(service(&serde_json::from_value(object).unwrap(), &mut Names::default()), (None, vec![]));
     }
 }
 

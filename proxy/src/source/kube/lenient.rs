@@ -1,5 +1,6 @@
 //! An API object that may be unreadable, so that one bad object does not make a whole list unreadable.
 
+use super::track::{Key, key};
 use ::kube::Resource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
@@ -12,7 +13,26 @@ use std::borrow::Cow;
 #[derive(Clone, Debug)]
 pub(crate) struct Lenient<K> {
     metadata: ObjectMeta,
-    pub object: Result<K, String>,
+    object: Result<K, String>,
+}
+
+/// An object that cannot be decoded.
+#[derive(Clone, Debug)]
+pub(crate) struct Undecodable {
+    /// Its name.
+    pub key: Key,
+    /// Why not.
+    pub error: String,
+}
+
+/// `K`, or why it cannot be decoded.
+pub(crate) type Decoded<K> = Result<K, Undecodable>;
+
+impl<K> Lenient<K> {
+    pub(crate) fn decoded(self) -> Decoded<K> {
+        let Self { metadata, object } = self;
+        object.map_err(|error| Undecodable { key: key(&metadata), error })
+    }
 }
 
 impl<'de, K: DeserializeOwned> Deserialize<'de> for Lenient<K> {

@@ -1,15 +1,19 @@
 //! The API server as a source: watches Services, EndpointSlices, our Node and ServiceCIDRs.
 //!
-//! One task per kind ([`watch`]) lists and watches, and turns objects into deltas at once, so that no API object is kept. The
+//! One task per kind ([`watch`]) lists ([`list`]) and watches, and turns objects into deltas at once, so that no API object is kept. The
 //! hub here puts the four together: what a new list no longer has is gone ([`track`]), nothing is called synced before Services
 //! *and* slices were listed once, and an outage is told once and once more when it is over ([`outage`]); meanwhile the last
 //! known state stays in force, since no delta is sent.
 
 mod client;
 mod lenient;
+mod list;
 mod outage;
+mod split;
 mod track;
+mod trouble;
 mod watch;
+mod wire;
 
 #[cfg(test)]
 mod tests;
@@ -19,14 +23,13 @@ pub use client::{ApiServer, ConnectError, connect};
 use super::{Problem, SourceEvent};
 use crate::model::{Delta, Node};
 use ::kube::Client;
-use ::kube::runtime::watcher::Config;
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery, networking::v1 as networking};
 use outage::Outage;
 use std::collections::HashMap;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use track::{Key, Tracker};
-use watch::{Message, Pace, Payload, Task};
+use watch::{Applied, Message, Pace, Payload, Selectors, Task};
 
 /// The kinds that are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -104,14 +107,16 @@ impl KubeSource {
 
     fn spawn(&self, tasks: &mut JoinSet<()>, sender: &mpsc::Sender<Message>) {
         let task = |kind| Task { kind, client: self.client.clone(), pace: self.pace, out: sender.clone() };
-        let services =
-            Config::default().labels("!service.kubernetes.io/service-proxy-name").fields("spec.clusterIP!=None");
-        let slices = Config::default().labels("!service.kubernetes.io/headless");
-        let node = Config::default().fields(&format!("metadata.name={}", self.node_name));
+        let services = Selectors {
+            labels: Some("!service.kubernetes.io/service-proxy-name".to_owned()),
+            fields: Some("spec.clusterIP!=None".to_owned()),
+        };
+        let slices = Selectors { labels: Some("!service.kubernetes.io/headless".to_owned()), fields: None };
+        let node = Selectors { labels: None, fields: Some(format!("metadata.name={}", self.node_name)) };
         tasks.spawn(task(Watched::Services).run::<core::Service>(services));
         tasks.spawn(task(Watched::Slices).run::<discovery::EndpointSlice>(slices));
         tasks.spawn(task(Watched::Node).run::<core::Node>(node));
-        tasks.spawn(task(Watched::ServiceCidrs).run::<networking::ServiceCIDR>(Config::default()));
+        tasks.spawn(task(Watched::ServiceCidrs).run::<networking::ServiceCIDR>(Selectors::default()));
     }
 }
 
@@ -147,10 +152,15 @@ impl Hub {
         let tracker = self.trackers.entry(kind).or_insert_with(|| Tracker::new(kind));
         match payload {
             Payload::Init => tracker.init(),
-            Payload::Applied { key, delta, problems } => {
-                let deltas = tracker.apply(key.clone(), delta);
-                self.tell(kind, key, problems, out);
-                self.add(deltas);
+            Payload::Applied(objects) => {
+                for Applied { key, delta, problems } in objects {
+                    // Most objects never had a problem.
+                    if !problems.is_empty() || !self.told.is_empty() {
+                        self.tell(kind, key.clone(), problems, out);
+                    }
+                    let deltas = self.trackers.get_mut(&kind).map(|tracker| tracker.apply(key, delta));
+                    self.add(deltas.unwrap_or_default());
+                }
             }
             Payload::Deleted { key } => {
                 let deltas = tracker.delete(&key);
@@ -182,6 +192,10 @@ impl Hub {
     }
 
     fn add(&mut self, deltas: Vec<Delta>) {
+        if self.deltas.is_empty() && !deltas.iter().any(|delta| matches!(delta, Delta::Node(_) | Delta::NodeGone)) {
+            self.deltas = deltas;
+            return;
+        }
         for delta in deltas {
             match &delta {
                 // The kubelet writes the Node's status all the time; its facts rarely change.
@@ -214,10 +228,7 @@ impl Hub {
 
     fn tell(&mut self, kind: Watched, key: Key, problems: Vec<Problem>, out: &mut Vec<SourceEvent>) {
         if problems.is_empty() {
-            // Most objects never had a problem.
-            if !self.told.is_empty() {
-                self.told.remove(&(kind, key));
-            }
+            self.told.remove(&(kind, key));
             return;
         }
         let before = self.told.get(&(kind, key.clone()));

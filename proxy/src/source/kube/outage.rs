@@ -11,7 +11,12 @@ pub(crate) enum Failure {
     Unreachable(String),
     /// The server answers, but refuses: HTTP status and message.
     Refused(u16, String),
+    /// What the server sends cannot be decoded.
+    Unreadable(String),
 }
+
+/// Stands for [`Failure::Unreadable`] where statuses are; not an HTTP status.
+const UNREADABLE: u16 = 0;
 
 /// A refusal is told when it has been repeated so often. An API server that starts refuses all kinds of things for a moment:
 /// its own roles are not there yet.
@@ -41,6 +46,7 @@ impl Outage {
                 return news.then(|| unreachable(why)).into_iter().collect();
             }
             Failure::Refused(code, why) => (*code, why),
+            Failure::Unreadable(why) => (UNREADABLE, why),
         };
         // A refusal is an answer too.
         let mut news: Vec<Problem> = self.answered(kind).into_iter().collect();
@@ -99,6 +105,7 @@ fn refused(kind: Watched, code: u16, why: &str) -> Problem {
             ),
         ),
         403 => problem(true, format!("does not let Tandem list and watch {what} ({why}); give that right in the ClusterRole; {STAYS}")),
+        UNREADABLE => problem(true, format!("sends a list of {what} that cannot be decoded ({why}); {STAYS}")),
         401 => problem(true, format!("does not accept the credentials ({why}); {STAYS}")),
         code => problem(true, format!("refuses {what} with status {code} ({why}); {STAYS}")),
     }

@@ -1,5 +1,6 @@
 //! The watchers against a scripted API server: the faults that a real one cannot be made to show.
 
+mod encode;
 mod server;
 
 use super::*;
@@ -52,14 +53,18 @@ impl World {
     fn start(server: Server) -> Self {
         let (sender, events) = mpsc::channel(64);
         let mut source = KubeSource::new(server.client(), "node-1");
-        source.pace = Pace { max_delay: Duration::from_millis(20), absent_delay: Duration::from_millis(200) };
+        source.pace =
+            Pace { max_delay: Duration::from_millis(20), absent_delay: Duration::from_millis(200), ..Pace::default() };
         tokio::spawn(source.run(sender));
         Self { server, events, pending: Vec::new() }
     }
 
     /// With service `web`, slice `web-1`, the node and a ServiceCIDR, after `Synced`.
     async fn synced() -> Self {
-        let server = Server::new();
+        Self::synced_with(Server::new()).await
+    }
+
+    async fn synced_with(server: Server) -> Self {
         server.put(SERVICES, service("web", "10.96.0.1"));
         server.put(SLICES, slice("web-1", "10.244.0.1"));
         server.put(NODES, node("zone-a", 1));
@@ -195,7 +200,13 @@ async fn bookmarks_move_the_position() {
 
 #[tokio::test]
 async fn an_outage_keeps_the_state_is_told_once_and_a_list_finds_what_was_missed() {
-    let mut world = World::synced().await;
+    for server in servers() {
+        survive_outage(server).await;
+    }
+}
+
+async fn survive_outage(server: Server) {
+    let mut world = World::synced_with(server).await;
     world.server.hold(|state| {
         for kind in [SERVICES, SLICES, NODES, CIDRS] {
             state.fault(kind, Some(Fault::Unreachable));
@@ -261,7 +272,12 @@ async fn a_watch_that_is_refused_again_and_again_is_begun_anew() {
 
 #[tokio::test]
 async fn retry_after_is_honoured() {
-    let server = Server::new();
+    for server in servers() {
+        honour_retry_after(server).await;
+    }
+}
+
+async fn honour_retry_after(server: Server) {
     server.fault(SERVICES, Some(Fault::Status(429, 1)));
     let begin = Instant::now();
     let mut world = World::start(server);
@@ -309,9 +325,23 @@ async fn a_missing_right_is_told_for_its_kind_and_ends_nothing() {
     world.expect(&["synced", "warning: API server: answers for EndpointSlices again"]).await;
 }
 
+/// In both encodings of lists: a server that writes protobuf, and one that knows JSON only.
+fn servers() -> [Server; 2] {
+    [false, true].map(|json_only| {
+        let server = Server::new();
+        server.hold(|state| state.json_only = json_only);
+        server
+    })
+}
+
 #[tokio::test]
 async fn one_undecodable_object_does_not_hide_the_others() {
-    let server = Server::new();
+    for server in servers() {
+        hide_nothing(server).await;
+    }
+}
+
+async fn hide_nothing(server: Server) {
     server.put(NODES, node("zone-a", 1));
     server.put(SERVICES, service("web", "10.96.0.1"));
     server.put(SERVICES, json!({"metadata": {"namespace": "default", "name": "bad"}, "spec": {"clusterIP": "10.96.0.9", "ports": "many"}}));
@@ -353,13 +383,20 @@ async fn problems_of_an_object_are_told_once() {
 
 #[tokio::test]
 async fn a_list_comes_in_pages() {
-    let server = Server::new();
+    for server in servers() {
+        read_pages(server).await;
+    }
+}
+
+async fn read_pages(server: Server) {
     server.put(NODES, node("zone-a", 1));
     for index in 0..1200_u32 {
         server.put(SERVICES, service(&format!("s{index}"), &format!("10.97.{}.{}", index / 250, index % 250 + 1)));
     }
     let (sender, mut events) = mpsc::channel(64);
-    tokio::spawn(KubeSource::new(server.client(), "node-1").run(sender));
+    let mut source = KubeSource::new(server.client(), "node-1");
+    source.pace.page = 500;
+    tokio::spawn(source.run(sender));
     let mut names = std::collections::BTreeSet::new();
     loop {
         match tokio::time::timeout(PATIENCE, events.recv()).await.unwrap().unwrap() {
@@ -374,6 +411,66 @@ async fn a_list_comes_in_pages() {
     assert_eq!(names.len(), 1200);
     assert!(names.contains(&ObjectName::new("default", "s1199")));
     assert_eq!(server.lists(SERVICES), 3);
+}
+
+#[tokio::test]
+async fn a_server_whose_protobuf_is_garbled_is_asked_for_json() {
+    let server = Server::new();
+    server.hold(|state| state.garbled = true);
+    World::synced_with(server).await;
+}
+
+/// Lists come in protobuf, changes in JSON: both must be read as the same.
+#[tokio::test]
+async fn both_encodings_are_read_as_the_same() {
+    let services = [
+        service("plain", "10.96.0.1"),
+        json!({
+            "metadata": {"namespace": "default", "name": "full", "labels": {"a": "b"}},
+            "spec": {
+                "type": "LoadBalancer", "clusterIP": "10.96.0.2", "clusterIPs": ["10.96.0.2", "fd00::2"], "ipFamilies": ["IPv4", "IPv6"],
+                "externalIPs": ["192.0.2.1", "nonsense"], "loadBalancerSourceRanges": ["10.0.0.0/8", "x"],
+                "externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local", "healthCheckNodePort": 31000,
+                "sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 77}},
+                "publishNotReadyAddresses": true, "trafficDistribution": "PreferSameZone", "selector": {"app": "full"},
+                "ports": [
+                    {"name": "a", "port": 80, "targetPort": "http", "nodePort": 30080},
+                    {"name": "b", "port": 53, "protocol": "UDP", "targetPort": 5353},
+                    {"name": "c", "port": 99999}
+                ]
+            },
+            "status": {"loadBalancer": {"ingress": [
+                {"ip": "198.51.100.1"}, {"ip": "198.51.100.2", "ipMode": "Proxy"}, {"hostname": "lb.example"}, {"ip": "x", "ipMode": "VIP"}
+            ]}}
+        }),
+    ];
+    let slices = [
+        slice("plain-1", "10.244.0.1"),
+        json!({
+            "metadata": {"namespace": "default", "name": "full-1", "labels": {"kubernetes.io/service-name": "full", "a": "b"}},
+            "addressType": "IPv6", "ports": [{"name": "a", "port": 8080}, {"name": "b", "port": 53, "protocol": "UDP"}, {"port": 1}, {"name": "c"}],
+            "endpoints": [
+                {"addresses": ["fd00:1::1", "fd00:1::2"], "nodeName": "node-1", "zone": "zone-a", "conditions": {"ready": false, "serving": true, "terminating": true},
+                 "hints": {"forZones": [{"name": "zone-a"}, {"name": "zone-b"}], "forNodes": [{"name": "node-1"}]}, "targetRef": {"kind": "Pod", "name": "x"}},
+                {"addresses": ["fd00:1::3"], "conditions": {}}, {"addresses": []}, {"addresses": ["10.0.0.1"], "nodeName": ""}
+            ]
+        }),
+    ];
+    fn read<K: watch::Watchable>(kind: &str, object: &Value) {
+        let mut names = crate::source::convert::Names::default();
+        let json = serde_json::from_value::<K>(object.clone()).unwrap().convert(&mut names);
+        let bytes = encode::object(kind, object);
+        let message = <K::Wire as prost::Message>::decode(&*bytes).unwrap();
+        assert_eq!(Into::<K>::into(message).convert(&mut names), json, "{object}");
+        assert!(json.0.is_some());
+    }
+    services.iter().for_each(|object| read::<core::Service>(SERVICES, object));
+    slices.iter().for_each(|object| read::<discovery::EndpointSlice>(SLICES, object));
+    let mut whole = node("zone-a", 1);
+    whole["spec"] = json!({"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24", "fd00:9::/64"], "providerID": "x"});
+    [whole, node("", 1)].iter().for_each(|object| read::<core::Node>(NODES, object));
+    let cidr = json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/12", "x"]}});
+    read::<networking::ServiceCIDR>(CIDRS, &cidr);
 }
 
 #[tokio::test]

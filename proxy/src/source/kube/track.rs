@@ -2,10 +2,16 @@
 
 use super::Watched;
 use crate::model::{Delta, ObjectName};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::HashSet;
 
 /// Namespace (empty for kinds without one) and name.
 pub(crate) type Key = ObjectName;
+
+/// The key of an object.
+pub(crate) fn key(meta: &ObjectMeta) -> Key {
+    Key::new(meta.namespace.as_deref().unwrap_or(""), meta.name.as_deref().unwrap_or(""))
+}
 
 /// Names of one kind. The contract of `kube::runtime::watcher::Event`: `Init`, then `InitApply` for each object, then
 /// `InitDone`; what was not applied in between is gone, and may never be deleted one by one.
@@ -64,7 +70,11 @@ impl Tracker {
     pub(crate) fn done(&mut self) -> Vec<Delta> {
         let Some(List { seen, deltas }) = self.list.take() else { return Vec::new() };
         let mut all: Vec<Delta> = self.known.difference(&seen).map(|key| gone(self.kind, key)).collect();
-        all.extend(deltas);
+        if all.is_empty() {
+            all = deltas;
+        } else {
+            all.extend(deltas);
+        }
         self.known = seen;
         self.listed = true;
         all

@@ -79,13 +79,13 @@ pub(crate) fn entry(parsed: Parsed, problems: &mut Vec<Problem>) -> Entry {
         Some(Object::Service(mut object)) => {
             defaults::service(&mut object);
             validate::service(&object, &mut report);
-            let (service, problems) = convert::service(&object);
+            let (service, problems) = convert::service(&object, &mut convert::Names::default());
             (Some(service.map_or(Meaning::Nothing, Meaning::Service)), problems)
         }
         Some(Object::EndpointSlice(mut object)) => {
             defaults::endpoint_slice(&mut object);
             validate::endpoint_slice(&object, &mut report);
-            let (slice, problems) = convert::endpoint_slice(&object);
+            let (slice, problems) = convert::endpoint_slice(&object, &mut convert::Names::default());
             (Some(slice.map_or(Meaning::Nothing, Meaning::Slice)), problems)
         }
         Some(Object::Node(object)) => {

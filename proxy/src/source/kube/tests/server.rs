@@ -1,5 +1,6 @@
 //! A scripted API server behind `kube::Client`, without sockets.
 
+use super::encode;
 use ::kube::Client;
 use ::kube::client::Body;
 use bytes::Bytes;
@@ -14,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 pub const SERVICES: &str = "/api/v1/services";
 pub const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 pub const NODES: &str = "/api/v1/nodes";
@@ -44,6 +46,10 @@ pub struct State {
     streams: Vec<(&'static str, mpsc::UnboundedSender<String>)>,
     faults: HashMap<&'static str, Fault>,
     queries: Vec<(&'static str, Query)>,
+    /// It knows no protobuf.
+    pub json_only: bool,
+    /// It writes what is not protobuf and calls it so.
+    pub garbled: bool,
     /// An old position is answered with HTTP 410 in place of an ERROR event.
     pub expire_at_open: bool,
     /// Watches from this position or an older one get 504.
@@ -113,7 +119,7 @@ impl State {
         self.streams.retain(|(of, stream)| *of != kind || stream.send(line.clone()).is_ok());
     }
 
-    fn list(&self, kind: &'static str, query: &Query) -> Value {
+    fn list(&self, kind: &'static str, query: &Query, protobuf: bool) -> Answer {
         let empty = BTreeMap::new();
         let objects = self.objects.get(kind).unwrap_or(&empty);
         let start: usize = query.get("continue").map_or(0, |token| token.parse().expect("our token"));
@@ -121,7 +127,15 @@ impl State {
         let items: Vec<&Value> = objects.values().skip(start).take(limit).collect();
         let next = start + items.len();
         let token = if next < objects.len() { next.to_string() } else { String::new() };
-        json!({"metadata": {"resourceVersion": self.version.to_string(), "continue": token}, "items": items})
+        if protobuf {
+            let body =
+                if self.garbled { b"k8s\0garbled".to_vec() } else { encode::list(kind, self.version, &token, &items) };
+            return protobuf_answer(200, body);
+        }
+        json_answer(
+            200,
+            &json!({"metadata": {"resourceVersion": self.version.to_string(), "continue": token}, "items": items}),
+        )
     }
 
     fn watch(&mut self, kind: &'static str, query: &Query) -> Answer {
@@ -148,11 +162,11 @@ impl State {
         Response::new(StreamBody::new(lines).boxed_unsync())
     }
 
-    fn answer(&mut self, kind: &'static str, query: &Query) -> Answer {
+    fn answer(&mut self, kind: &'static str, query: &Query, protobuf: bool) -> Answer {
         if query.get("watch").is_some_and(|watch| watch == "true") {
             self.watch(kind, query)
         } else {
-            json_answer(200, &self.list(kind, query))
+            self.list(kind, query, protobuf)
         }
     }
 }
@@ -228,19 +242,25 @@ impl Server {
         let kinds = [SERVICES, SLICES, NODES, CIDRS];
         let kind = kinds.into_iter().find(|kind| *kind == request.uri().path()).expect("a kind that is watched");
         let query = parse_query(request.uri().query().unwrap_or(""));
+        let accept = request.headers().get("accept").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let protobuf = accept.starts_with(PROTOBUF) && !self.lock().json_only;
         self.lock().queries.push((kind, query.clone()));
         loop {
             let changed = self.changed.notified();
             {
                 let mut state = self.lock();
                 match state.faults.get(kind).copied() {
-                    None => return Ok(state.answer(kind, &query)),
+                    None => return Ok(state.answer(kind, &query, protobuf)),
                     Some(Fault::Unreachable) => {
                         let refused = std::io::Error::new(
                             std::io::ErrorKind::ConnectionRefused,
                             "connection refused, says the script",
                         );
                         return Err(refused.into());
+                    }
+                    Some(Fault::Status(code, retry_after)) if protobuf => {
+                        let body = encode::status(&format!("scripted {code}"), retry_after);
+                        return Ok(protobuf_answer(code, body));
                     }
                     Some(Fault::Status(code, retry_after)) => return Ok(status(code, retry_after)),
                     Some(Fault::Hang) => {}
@@ -260,6 +280,16 @@ fn status_object(code: u16, retry_after: u32) -> Value {
 
 fn status(code: u16, retry_after: u32) -> Answer {
     json_answer(code, &status_object(code, retry_after))
+}
+
+fn protobuf_answer(code: u16, body: Vec<u8>) -> Answer {
+    // In pieces, as it comes from a network.
+    let pieces: Vec<Bytes> = body.chunks(37).map(Bytes::copy_from_slice).collect();
+    let pieces = futures::stream::iter(pieces.into_iter().map(|piece| Ok::<_, Infallible>(Frame::data(piece))));
+    let mut answer = Response::new(StreamBody::new(pieces).boxed_unsync());
+    *answer.status_mut() = StatusCode::from_u16(code).expect("a status code");
+    answer.headers_mut().insert("content-type", http::HeaderValue::from_static(PROTOBUF));
+    answer
 }
 
 fn json_answer(code: u16, body: &Value) -> Answer {
