@@ -51,7 +51,7 @@ impl ApiServer {
     /// # Errors
     /// A process does not start or does not become ready; the message has its last log lines.
     pub fn start(binaries: &Binaries) -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("tandem-api-").tempdir()?;
+        let dir = tempfile::Builder::new().prefix(&directory_prefix()).tempdir()?;
         write_credentials(dir.path())?;
         let ns = Netns::new("api")?;
         let relay = Relay::start(None, "127.0.0.1:0".parse()?, &ns.path(), SECURE.parse()?)?;
@@ -260,6 +260,20 @@ impl Drop for ApiServer {
     fn drop(&mut self) {
         self.stop_apiserver();
         self.etcd.take();
+    }
+}
+
+fn directory_prefix() -> String {
+    format!("tandem-api-{}-", std::process::id())
+}
+
+/// Removes the data of the API servers of this process, for one that is told to end: destructors do not run then.
+pub fn remove_own_data() {
+    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
+    for entry in entries.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&directory_prefix()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
     }
 }
 

@@ -217,7 +217,16 @@ fn remove(name: &str) {
     let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
 }
 
+/// Removes what this process made, for one that is told to end: destructors do not run then.
+pub fn remove_own() {
+    remove_where(|pid| pid == std::process::id());
+}
+
 fn remove_leftovers() {
+    remove_where(|pid| !std::path::Path::new("/proc").join(pid.to_string()).exists());
+}
+
+fn remove_where(of: impl Fn(u32) -> bool) {
     let Ok(entries) = std::fs::read_dir("/run/netns") else {
         return;
     };
@@ -226,7 +235,7 @@ fn remove_leftovers() {
         let Some(pid) = name.strip_prefix("td-").and_then(|rest| rest.split('-').next()) else {
             continue;
         };
-        if pid.parse::<u32>().is_ok() && !std::path::Path::new("/proc").join(pid).exists() {
+        if pid.parse().is_ok_and(&of) {
             remove(&name);
         }
     }

@@ -36,7 +36,7 @@ pub struct Place {
 
 /// What became of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fate {
+pub enum FlowFate {
     /// The same endpoint answers.
     Same,
     /// Another one answers.
@@ -68,7 +68,7 @@ pub struct FlowDifference {
     /// The endpoint that they were at.
     pub backend: SocketAddr,
     /// Their fates: reference, subject.
-    pub fates: [BTreeSet<Fate>; 2],
+    pub fates: [BTreeSet<FlowFate>; 2],
 }
 
 /// Comparison of connections over a change.
@@ -107,6 +107,28 @@ impl Flows {
         Self { places, open }
     }
 
+    /// Puts the UDP connections of one node back into its conntrack table as they were, where they were deleted. Returns how many.
+    #[must_use]
+    pub fn restore_udp(&self, worlds: &[World; 2], side: Side) -> usize {
+        let node = &worlds[side.index()].node;
+        let mut restored = 0;
+        for open in self.open.iter().filter(|open| open.side == side) {
+            let Flow::Udp(socket) = &open.flow else { continue };
+            let Some(local) = socket.local_addr().ok().and_then(|a| a.as_socket()) else { continue };
+            let (to, backend) = (self.places[open.place].to, open.backend);
+            let command = format!(
+                "conntrack -I -p udp -s {} -d {} --sport {} --dport {} --dst-nat {backend} -t 60",
+                local.ip(),
+                to.ip(),
+                local.port(),
+                to.port()
+            );
+            // One that is still there is refused.
+            restored += usize::from(node.output(&command.split(' ').collect::<Vec<_>>()).is_ok());
+        }
+        restored
+    }
+
     /// Uses all of them again and compares what became of them.
     #[must_use]
     pub fn compare(&self, worlds: &[World; 2]) -> FlowComparison {
@@ -118,7 +140,7 @@ impl Flows {
                 .collect();
             threads.into_iter().map(|t| t.join().expect("a probe does not panic")).collect::<Vec<_>>()
         });
-        let mut groups: BTreeMap<(usize, SocketAddr), [BTreeSet<Fate>; 2]> = BTreeMap::new();
+        let mut groups: BTreeMap<(usize, SocketAddr), [BTreeSet<FlowFate>; 2]> = BTreeMap::new();
         for (open, fate) in self.open.iter().zip(fates) {
             groups.entry((open.place, open.backend)).or_default()[open.side.index()].insert(fate);
         }
@@ -128,7 +150,7 @@ impl Flows {
                 continue; // Only one node had connections to this endpoint.
             }
             all.compared += 1;
-            all.changed += usize::from(fates[0] != [Fate::Same].into());
+            all.changed += usize::from(fates[0] != [FlowFate::Same].into());
             if fates[0].is_disjoint(&fates[1]) {
                 all.differences.push(FlowDifference { place: self.places[place].clone(), backend, fates });
             }
@@ -137,13 +159,13 @@ impl Flows {
     }
 }
 
-fn fate(flow: &Flow, backend: SocketAddr, world: &World) -> Fate {
+fn fate(flow: &Flow, backend: SocketAddr, world: &World) -> FlowFate {
     // The first datagram after a change may meet an entry that is just going.
     match flow.again(SILENCE, &world.arrivals) {
-        Seen::Answer(answer) | Seen::OneWay(answer) if answer.local == backend => Fate::Same,
-        Seen::Answer(_) | Seen::OneWay(_) => Fate::Moved,
-        Seen::Nothing => Fate::Silent,
-        _ => Fate::Refused,
+        Seen::Answer(answer) | Seen::OneWay(answer) if answer.local == backend => FlowFate::Same,
+        Seen::Answer(_) | Seen::OneWay(_) => FlowFate::Moved,
+        Seen::Nothing => FlowFate::Silent,
+        _ => FlowFate::Refused,
     }
 }
 
@@ -156,8 +178,8 @@ fn fate(flow: &Flow, backend: SocketAddr, world: &World) -> Fate {
 pub fn is_thorough_clean_up(difference: &FlowDifference, objects: &Objects, worlds: &[World; 2]) -> bool {
     let place = &difference.place;
     if place.proto != Proto::Udp
-        || difference.fates[0] != [Fate::Same].into()
-        || difference.fates[1].contains(&Fate::Same)
+        || difference.fates[0] != [FlowFate::Same].into()
+        || difference.fates[1].contains(&FlowFate::Same)
         || owning_slices(objects, place.to).any(|slice| serves(slice, difference.backend.ip()))
     {
         return false;

@@ -13,6 +13,7 @@
 //! * Send probes with [`Probe::sticky`] one after the other: affinity is memory that they share.
 
 mod class;
+pub mod compare;
 pub mod flows;
 mod judge;
 pub mod live_table;
@@ -20,6 +21,7 @@ pub mod mutation;
 mod observation;
 pub mod pair;
 pub mod report;
+pub mod run;
 pub mod volley;
 
 pub use class::{Class, Coverage};

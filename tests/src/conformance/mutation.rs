@@ -33,14 +33,27 @@ pub struct Mutation {
     pub what: &'static str,
     /// Where it must show.
     pub shows: Shows,
-    commands: fn(&LiveTable, &WorldSpec) -> Vec<String>,
+    /// How it is done.
+    pub breaks: Breaks,
+}
+
+/// What is broken.
+#[derive(Clone, Copy)]
+pub enum Breaks {
+    /// A table, by commands for `nft`.
+    Rules(fn(&LiveTable, &WorldSpec) -> Vec<String>),
+    /// The clean-up of UDP connections after a change: what was deleted from conntrack is put back.
+    CleanUp,
 }
 
 impl Mutation {
     /// What to tell `nft`, one command a line; empty = this table has nothing of the kind.
     #[must_use]
     pub fn commands(&self, table: &LiveTable, world: &WorldSpec) -> String {
-        (self.commands)(table, world).join("\n")
+        match self.breaks {
+            Breaks::Rules(commands) => commands(table, world).join("\n"),
+            Breaks::CleanUp => String::new(),
+        }
     }
 }
 
@@ -50,59 +63,59 @@ pub const ALL: &[Mutation] = &[
         name: "no-masquerade-mark",
         what: "nothing is marked for masquerade",
         shows: Shows::Any,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             let marks = table.rules().filter(|r| r.has("mangle") && r.mentions("\"|\""));
             marks.map(|r| table.delete_rule(r)).collect()
-        },
+        }),
     },
     Mutation {
         name: "no-cluster-ip-masquerade",
         what: "traffic from outside the cluster to ClusterIPs is not masqueraded",
         shows: Shows::ClusterIp,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             let mark = table.rules().filter(|r| r.chain == "services" && r.mentions("@cluster-ips"));
             mark.map(|r| table.delete_rule(r)).collect()
-        },
+        }),
     },
     Mutation {
         name: "masquerade-all",
         what: "all that is translated is masqueraded",
         shows: Shows::Any,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             vec![format!("insert rule {} tandem masquerading ct status dnat goto masquerade-source", table.family)]
-        },
+        }),
     },
     Mutation {
         name: "no-hairpin",
         what: "an endpoint that reaches itself is not masqueraded",
         shows: Shows::Any,
-        commands: |table, _| non_empty_set(table, "hairpin-connections"),
+        breaks: Breaks::Rules(|table, _| non_empty_set(table, "hairpin-connections")),
     },
     Mutation {
         name: "no-endpoint-check",
         what: "external addresses of services without endpoints are not refused",
         shows: Shows::Any,
-        commands: |table, _| non_empty_map(table, "no-endpoint-services"),
+        breaks: Breaks::Rules(|table, _| non_empty_map(table, "no-endpoint-services")),
     },
     Mutation {
         name: "no-nodeport-endpoint-check",
         what: "NodePorts without endpoints are not refused",
         shows: Shows::NodePort,
-        commands: |table, _| non_empty_map(table, "no-endpoint-nodeports"),
+        breaks: Breaks::Rules(|table, _| non_empty_map(table, "no-endpoint-nodeports")),
     },
     Mutation {
         name: "drop-for-reject",
         what: "what should be rejected is dropped",
         shows: Shows::Any,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             vec![table.flush_chain("reject-chain"), format!("add rule {} tandem reject-chain drop", table.family)]
-        },
+        }),
     },
     Mutation {
         name: "reject-for-drop",
         what: "local policies without a local endpoint reject",
         shows: Shows::Any,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             ["no-endpoint-services", "no-endpoint-nodeports"]
                 .into_iter()
                 .flat_map(|map| {
@@ -110,51 +123,51 @@ pub const ALL: &[Mutation] = &[
                     drops.map(|e| table.point(map, &e, Some("goto reject-chain"))).collect::<Vec<_>>()
                 })
                 .collect()
-        },
+        }),
     },
     Mutation {
         name: "no-cluster-ip-reject",
         what: "ports of ClusterIPs that nobody serves are not rejected",
         shows: Shows::ClusterIp,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             let reject = table.rules().filter(|r| r.chain == "cluster-ips-check" && r.has("reject"));
             reject.map(|r| table.delete_rule(r)).collect()
-        },
+        }),
     },
     Mutation {
         name: "no-service-cidr-drop",
         what: "unallocated ClusterIPs are not dropped",
         shows: Shows::ClusterIp,
-        commands: |table, _| non_empty_set(table, "service-cidrs"),
+        breaks: Breaks::Rules(|table, _| non_empty_set(table, "service-cidrs")),
     },
     Mutation {
         name: "no-firewall",
         what: "loadBalancerSourceRanges are not applied",
         shows: Shows::External,
-        commands: |table, _| non_empty_map(table, "firewall-ips"),
+        breaks: Breaks::Rules(|table, _| non_empty_map(table, "firewall-ips")),
     },
     Mutation {
         name: "strict-firewall",
         what: "loadBalancerSourceRanges permit nobody",
         shows: Shows::External,
-        commands: |table, _| non_empty_set(table, "firewall-sources"),
+        breaks: Breaks::Rules(|table, _| non_empty_set(table, "firewall-sources")),
     },
     Mutation {
         name: "wrong-endpoint",
         what: "one slot of each list leads to an endpoint of another one",
         shows: Shows::Any,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             let slots = table.map("slots");
             let firsts: Vec<&LiveElement> = slots.iter().filter(|e| e.key.last().is_some_and(|n| n == "0")).collect();
             let other = |e: &LiveElement| firsts.iter().find(|o| !own(&slots, e).contains(&o.data.as_str()));
             firsts.iter().filter_map(|e| Some(table.point("slots", e, Some(&other(e)?.data)))).collect()
-        },
+        }),
     },
     Mutation {
         name: "unused-endpoint",
         what: "one endpoint of each list is never chosen",
         shows: Shows::Any,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             let slots = table.map("slots");
             let firsts = slots.iter().filter(|e| e.key.last().is_some_and(|n| n == "0"));
             firsts
@@ -163,42 +176,42 @@ pub const ALL: &[Mutation] = &[
                     Some(table.point("slots", e, Some(another)))
                 })
                 .collect()
-        },
+        }),
     },
     Mutation {
         name: "missing-slot",
         what: "one slot of each list is not there",
         shows: Shows::Any,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             let slots = table.map("slots");
             let firsts = slots.iter().filter(|e| e.key.last().is_some_and(|n| n == "0"));
             firsts.map(|e| table.point("slots", e, None)).collect()
-        },
+        }),
     },
     Mutation {
         name: "no-nodeports",
         what: "NodePorts are not served",
         shows: Shows::NodePort,
-        commands: |table, _| non_empty_map(table, "service-nodeports"),
+        breaks: Breaks::Rules(|table, _| non_empty_map(table, "service-nodeports")),
     },
     Mutation {
         name: "nodeports-everywhere",
         what: "NodePorts are served on addresses that --nodeport-addresses leaves out",
         shows: Shows::NodePort,
-        commands: |table, world| {
+        breaks: Breaks::Rules(|table, world| {
             if !table.sets().any(|set| set == "nodeport-ips") {
                 return Vec::new();
             }
             let ours = |a: &&std::net::IpAddr| a.is_ipv4() == (table.family == "ip") && !a.is_loopback();
             let all: Vec<String> = world.local_addresses().iter().filter(ours).map(ToString::to_string).collect();
             vec![format!("add element {} tandem nodeport-ips {{ {} }}", table.family, all.join(", "))]
-        },
+        }),
     },
     Mutation {
         name: "local-as-cluster",
         what: "external policy Local uses all endpoints",
         shows: Shows::External,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             [("local-ips", "short-circuit-ips"), ("local-nodeports", "short-circuit-nodeports")]
                 .into_iter()
                 .flat_map(|(local, cluster)| {
@@ -209,33 +222,33 @@ pub const ALL: &[Mutation] = &[
                         .collect::<Vec<_>>()
                 })
                 .collect()
-        },
+        }),
     },
     Mutation {
         name: "no-short-circuit",
         what: "external policy Local holds for this node and its pods, too",
         shows: Shows::External,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             let rules = table.rules().filter(|r| r.mentions("@short-circuit-"));
             rules.map(|r| table.delete_rule(r)).collect()
-        },
+        }),
     },
     Mutation {
         name: "no-affinity",
         what: "ClientIP affinity is not remembered",
         shows: Shows::Any,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             let remember = table.rules().filter(|r| r.has("set") && r.mentions("@affinity-"));
             let mut all: Vec<String> = remember.map(|r| table.delete_rule(r)).collect();
             all.extend(table.sets().filter(|s| s.starts_with("affinity-")).map(|s| table.flush_set(s)));
             all
-        },
+        }),
     },
     Mutation {
         name: "no-udp",
         what: "UDP service ports are not served",
         shows: Shows::Any,
-        commands: |table, _| {
+        breaks: Breaks::Rules(|table, _| {
             ["service-ips", "service-nodeports"]
                 .into_iter()
                 .flat_map(|map| {
@@ -243,19 +256,27 @@ pub const ALL: &[Mutation] = &[
                     udp.map(|e| table.point(map, &e, None)).collect::<Vec<_>>()
                 })
                 .collect()
-        },
+        }),
     },
     Mutation {
         name: "no-output",
         what: "processes of the node are not served",
         shows: Shows::FromNode,
-        commands: |table, _| vec![table.flush_chain("nat-output")],
+        breaks: Breaks::Rules(|table, _| vec![table.flush_chain("nat-output")]),
     },
     Mutation {
         name: "no-ipv6",
         what: "the table of IPv6 serves nothing",
         shows: Shows::V6,
-        commands: |table, _| if table.family == "ip6" { vec![table.flush_chain("services")] } else { Vec::new() },
+        breaks: Breaks::Rules(
+            |table, _| if table.family == "ip6" { vec![table.flush_chain("services")] } else { Vec::new() },
+        ),
+    },
+    Mutation {
+        name: "stale-udp",
+        what: "UDP connections to endpoints that are gone are not ended",
+        shows: Shows::Any,
+        breaks: Breaks::CleanUp,
     },
 ];
 

@@ -1,7 +1,7 @@
 //! What a comparison says to people and to machines.
 
+use crate::conformance::Coverage;
 use crate::engine::Objects;
-use crate::probe::Seen;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +41,9 @@ impl fmt::Display for Difference {
                 writeln!(f, "  {:>10}  {line}", if n == 0 { who } else { "" })?;
             }
         }
-        writeln!(f, "  {:>10}  {}", "oracle", self.expected)?;
+        if !self.expected.is_empty() {
+            writeln!(f, "  {:>10}  {}", "oracle", self.expected)?;
+        }
         for line in self.objects.lines() {
             writeln!(f, "    {line}")?;
         }
@@ -61,12 +63,11 @@ pub struct RoundReport {
     pub round: u32,
     /// States that were compared.
     pub states: usize,
-    /// Probes that were compared.
-    pub probes: usize,
     /// Open connections that were compared over a change of state.
     pub flows: usize,
-    /// Number of probes of each class.
-    pub classes: BTreeMap<String, usize>,
+    /// Number of probes, and of those of each class, by what kube-proxy did.
+    #[serde(serialize_with = "shown")]
+    pub coverage: Coverage,
     /// Deliberate differences by name.
     pub deliberate: BTreeMap<String, usize>,
     /// Probes that differed at first and not when they were looked at again.
@@ -89,13 +90,10 @@ impl RoundReport {
     /// Adds `other` to the sums of `self`.
     pub fn add(&mut self, other: &Self) {
         self.states += other.states;
-        self.probes += other.probes;
         self.flows += other.flows;
         self.passing += other.passing;
         self.seconds += other.seconds;
-        for (name, count) in &other.classes {
-            *self.classes.entry(name.clone()).or_default() += count;
-        }
+        self.coverage.add(&other.coverage);
         for (name, count) in &other.deliberate {
             *self.deliberate.entry(name.clone()).or_default() += count;
         }
@@ -104,13 +102,17 @@ impl RoundReport {
     }
 }
 
+fn shown<T: fmt::Display, S: serde::Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
 /// One line for a round; differences follow on lines of their own.
 impl fmt::Display for RoundReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = |map: &BTreeMap<String, usize>| {
             map.iter().map(|(name, n)| format!("{name} {n}")).collect::<Vec<_>>().join(", ")
         };
-        write!(f, "{} states, {} probes, {} flows ({})", self.states, self.probes, self.flows, count(&self.classes))?;
+        write!(f, "{} states, {} flows, {}", self.states, self.flows, self.coverage)?;
         if !self.deliberate.is_empty() {
             write!(f, "; deliberate: {}", count(&self.deliberate))?;
         }
@@ -127,24 +129,6 @@ impl fmt::Display for RoundReport {
     }
 }
 
-/// What was seen, each once with how often.
-#[must_use]
-pub fn counted(seen: &[Seen]) -> Vec<String> {
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    for one in seen {
-        let text = match one {
-            // The port that a masqueraded or a new connection comes from says nothing.
-            Seen::Answer(a) => format!("answer of {} at {}, which saw {}", a.server, a.local, a.peer.ip()),
-            Seen::OneWay(a) => {
-                format!("arrived at {} {}, which saw {}; no answer came", a.server, a.local, a.peer.ip())
-            }
-            other => other.to_string(),
-        };
-        *counts.entry(text).or_default() += 1;
-    }
-    counts.into_iter().map(|(text, n)| format!("{n} × {text}")).collect()
-}
-
 /// The Services that own `destination`, by address or NodePort, and their EndpointSlices, as YAML.
 #[must_use]
 pub fn owners(objects: &Objects, destination: SocketAddr) -> String {
@@ -156,7 +140,8 @@ pub fn owners(objects: &Objects, destination: SocketAddr) -> String {
     found.iter().map(|o| yaml(o)).collect::<Vec<_>>().join("---\n")
 }
 
-fn owning_services(objects: &Objects, destination: SocketAddr) -> impl Iterator<Item = &Value> {
+/// The Services that own `destination`, by address or NodePort.
+pub fn owning_services(objects: &Objects, destination: SocketAddr) -> impl Iterator<Item = &Value> {
     let address = destination.ip().to_string();
     objects.values().filter(move |object| {
         let ports = object["spec"]["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
