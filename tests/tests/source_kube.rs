@@ -18,6 +18,26 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Runs the source in `ns`; lines of what it tells.
 fn watch(ns: &Netns, kubeconfig: PathBuf) -> Receiver<String> {
     let (lines, received) = channel();
+    let mut known = BTreeSet::new();
+    follow(ns, kubeconfig, move |event| {
+        for line in describe(event) {
+            // A list after a restart of the server repeats what is known; the service map takes that as no change.
+            if let Some(gone) = line.strip_prefix('-') {
+                known.retain(|line: &String| !line.starts_with(&format!("+{gone} ")));
+            } else if line.starts_with('+') && !known.insert(line.clone()) {
+                continue;
+            }
+            if lines.send(line).is_err() {
+                return false;
+            }
+        }
+        true
+    });
+    received
+}
+
+/// Runs the source in `ns`, while `take` wants more events.
+fn follow(ns: &Netns, kubeconfig: PathBuf, mut take: impl FnMut(SourceEvent) -> bool + Send + 'static) {
     let path = ns.path();
     std::thread::spawn(move || {
         netns::enter(&path);
@@ -27,26 +47,10 @@ fn watch(ns: &Netns, kubeconfig: PathBuf) -> Receiver<String> {
             let client = connect(&access).await.expect("a client");
             let (sender, mut events) = tokio::sync::mpsc::channel(64);
             let source = KubeSource::new(client, "node-1").run(sender);
-            let mut known = BTreeSet::new();
-            let forward = async {
-                while let Some(event) = events.recv().await {
-                    for line in describe(event) {
-                        // A list after a restart of the server repeats what is known; the service map takes that as no change.
-                        if let Some(gone) = line.strip_prefix('-') {
-                            known.retain(|line: &String| !line.starts_with(&format!("+{gone} ")));
-                        } else if line.starts_with('+') && !known.insert(line.clone()) {
-                            continue;
-                        }
-                        if lines.send(line).is_err() {
-                            return;
-                        }
-                    }
-                }
-            };
+            let forward = async { while events.recv().await.is_some_and(&mut take) {} };
             tokio::select! { () = source => {}, () = forward => {} }
         });
     });
-    received
 }
 
 fn describe(event: SourceEvent) -> Vec<String> {
@@ -153,5 +157,73 @@ fn the_real_api_server_is_followed_through_changes_and_a_restart() -> Result<()>
     server.apply(&[service("new", "172.30.0.13", json!({}))])?;
     expect(&lines, &["+default/new 172.30.0.13"])?;
     quiet(&lines, Duration::from_secs(1));
+    Ok(())
+}
+
+/// The source reads lists in protobuf and changes in JSON: of the same object both must make the same.
+#[test]
+fn lists_and_changes_of_the_real_api_server_are_read_as_the_same() -> Result<()> {
+    if let Some(why) = netns::missing().or_else(envtest::missing) {
+        println!("SKIP {why}");
+        return Ok(());
+    }
+    let server = ApiServer::start(&envtest::binaries()?)?;
+    let ns = Netns::new("source-same")?;
+    let _relay = server.reach_from(&ns)?;
+    let mut objects = [
+        service("plain", "172.30.0.10", json!({})),
+        json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": {"name": "full", "namespace": "default", "labels": {"a": "b"}},
+            "spec": {
+                "type": "LoadBalancer", "clusterIP": "172.30.0.11", "clusterIPs": ["172.30.0.11", "fd00:10:96::11"],
+                "ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack", "selector": {"app": "full"},
+                "externalIPs": ["192.0.2.1"], "loadBalancerSourceRanges": ["10.0.0.0/8"], "externalTrafficPolicy": "Local",
+                "internalTrafficPolicy": "Local", "healthCheckNodePort": 31000, "sessionAffinity": "ClientIP",
+                "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 77}}, "publishNotReadyAddresses": true,
+                "trafficDistribution": "PreferSameZone",
+                "ports": [{"name": "a", "port": 80, "targetPort": "http", "nodePort": 30080}, {"name": "b", "port": 53, "protocol": "UDP"}]
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}, {"ip": "198.51.100.2", "ipMode": "Proxy"}, {"hostname": "lb.example"}]}}
+        }),
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {"name": "full-1", "namespace": "default", "labels": {"kubernetes.io/service-name": "full"}}, "addressType": "IPv4",
+            "ports": [{"name": "a", "port": 8080}, {"name": "b", "port": 53, "protocol": "UDP"}, {"name": "all"}],
+            "endpoints": [
+                {"addresses": ["10.244.0.1"], "nodeName": "node-1", "zone": "zone-a", "conditions": {"ready": false, "serving": true, "terminating": true},
+                 "hints": {"forZones": [{"name": "zone-a"}]}, "targetRef": {"kind": "Pod", "namespace": "default", "name": "full-x"}},
+                {"addresses": ["10.244.0.2", "10.244.0.3"]}
+            ]
+        }),
+    ];
+    server.apply(&objects)?;
+    let (events, received) = channel();
+    follow(&ns, server.kubeconfig(User::Proxy)?, move |event| events.send(event).is_ok());
+    let next = |known: &mut BTreeSet<String>, done: &dyn Fn(&BTreeSet<String>, bool) -> bool| -> Result<()> {
+        let mut synced = false;
+        while !done(known, synced) {
+            match received.recv_timeout(PATIENCE)? {
+                SourceEvent::Deltas(deltas) => known.extend(
+                    deltas
+                        .iter()
+                        .filter(|delta| line(delta).is_some_and(|line| line.contains("default/")))
+                        .map(|d| format!("{d:#?}")),
+                ),
+                SourceEvent::Synced => synced = true,
+                // The port without a number.
+                SourceEvent::Problem(_) => {}
+            }
+        }
+        Ok(())
+    };
+    let (mut listed, mut changed) = (BTreeSet::new(), BTreeSet::new());
+    next(&mut listed, &|_, synced| synced)?;
+    assert_eq!(listed.len(), objects.len(), "{listed:#?}");
+    for object in &mut objects {
+        object["metadata"]["annotations"] = json!({"touched": "yes"});
+    }
+    server.apply(&objects)?;
+    next(&mut changed, &|changed, _| changed.len() == objects.len())?;
+    assert_eq!(listed, changed);
     Ok(())
 }

@@ -11,7 +11,7 @@ use node::{
 };
 use proxy::agent::engine::Engine;
 use proxy::model::{
-    Delta, Endpoint, EndpointSlice, IpFamily, ObjectName, Protocol, Service, ServicePort, ServiceTable, ServiceType,
+    Delta, Endpoint, EndpointSlice, Hints, IpFamily, ObjectName, Protocol, Service, ServicePort, ServiceTable, ServiceType,
     Settings, SlicePort, TrafficPolicy,
 };
 use proxy::nft::netlink::Connection;
@@ -229,8 +229,8 @@ fn flipped_slice(endpoints: &BTreeSet<u8>) -> EndpointSlice {
         ready: true,
         serving: true,
         terminating: false,
-        zone_hints: Vec::new(),
-        node_hints: Vec::new(),
+        zone_hints: Hints::default(),
+        node_hints: Hints::default(),
     };
     EndpointSlice {
         name: ObjectName::new("test", "flipped-1"),

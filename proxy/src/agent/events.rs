@@ -51,8 +51,9 @@ pub(super) fn log_problem(problem: &Problem) {
 pub(super) async fn run(config: Config) -> anyhow::Result<()> {
     let mut stop = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
     let [terminate, interrupt] = &mut stop;
+    let started = Instant::now();
     let mut source = super::picture::open(&config).await?;
-    let mut agent = Agent::start(config).await?;
+    let mut agent = Agent::start(config, started).await?;
     loop {
         let due = agent.due().map(tokio::time::Instant::from_std);
         tokio::select! {
@@ -103,10 +104,11 @@ struct Agent {
     status: Status,
     status_dirty: bool,
     status_written: Instant,
+    started: Instant,
 }
 
 impl Agent {
-    async fn start(config: Config) -> anyhow::Result<Self> {
+    async fn start(config: Config, started: Instant) -> anyhow::Result<Self> {
         let addresses = Addresses::open()?;
         let host: Vec<IpAddr> = addresses.list().await?.into_iter().collect();
         let table = ServiceTable::new();
@@ -154,6 +156,7 @@ impl Agent {
             status,
             status_dirty: true,
             status_written: Instant::now(),
+            started,
         };
         agent.prepare_host();
         for warning in &agent.legacy {
@@ -210,7 +213,10 @@ impl Agent {
                 self.pacer.request();
             }
             SourceEvent::Synced => {
-                tracing::info!(services = self.table.services().count(), "the first complete list has arrived");
+                let seconds = self.started.elapsed().as_secs_f64();
+                let services = self.table.services().count();
+                tracing::info!(services, "the first complete list has arrived after {seconds:.3} s");
+                self.metrics.first_list.set(seconds);
                 self.synced = true;
                 self.pacer.request();
             }

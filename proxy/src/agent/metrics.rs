@@ -8,6 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// kube-proxy v1.37 repeats a failed bind every five seconds.
@@ -44,6 +45,8 @@ pub struct Metrics {
     pub kube_proxy_signs: Counter,
     /// Problems that the source reported: objects, files, the connection to the API server.
     pub source_problems: Counter,
+    /// Seconds from the start of the agent to the first complete list of Services and slices; 0 until then.
+    pub first_list: Gauge<f64, AtomicU64>,
     /// Services that are not served as asked because the kernel or the plan cannot hold them.
     pub refused_services: Gauge,
 }
@@ -70,6 +73,11 @@ impl Metrics {
             "tandem_source_problems",
             "Problems with objects, files or the connection to the API server",
             self.source_problems.clone(),
+        );
+        r.register(
+            "tandem_first_list_seconds",
+            "Time from start to the first complete list of Services and EndpointSlices; 0 until it is there",
+            self.first_list.clone(),
         );
         r.register("tandem_refused_services", "Services that are not served as asked", self.refused_services.clone());
         r.register(
@@ -140,12 +148,14 @@ mod tests {
         let metrics = Metrics::default();
         metrics.sync_failures.get_or_create(&IpFamily::V4.into()).inc();
         metrics.last_sync.get_or_create(&IpFamily::V6.into()).set(7);
+        metrics.first_list.set(0.25);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &metrics.registry()).unwrap();
         for line in [
             "kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family=\"IPv4\"} 1",
             "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"} 7",
             "tandem_kube_proxy_running 0",
+            "tandem_first_list_seconds 0.25",
         ] {
             assert!(text.contains(line), "{line} in\n{text}");
         }

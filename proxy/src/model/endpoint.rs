@@ -2,7 +2,9 @@
 
 use super::name::ObjectName;
 use proxy_common::{IpFamily, Protocol};
+use std::fmt;
 use std::net::IpAddr;
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// One port of a slice; ports without a number ("all ports") never reach the model.
@@ -30,9 +32,40 @@ pub struct Endpoint {
     /// `conditions.terminating`
     pub terminating: bool,
     /// `hints.forZones[].name`
-    pub zone_hints: Vec<Arc<str>>,
+    pub zone_hints: Hints,
     /// `hints.forNodes[].name`
-    pub node_hints: Vec<Arc<str>>,
+    pub node_hints: Hints,
+}
+
+/// Names of zones or nodes. Most endpoints have none, and there are many endpoints: so none takes one pointer.
+#[derive(Clone, Default, PartialEq, Eq)]
+#[allow(clippy::box_collection)] // a boxed slice is two pointers wide
+pub struct Hints(Option<Box<Vec<Arc<str>>>>);
+
+impl Deref for Hints {
+    type Target = [Arc<str>];
+
+    fn deref(&self) -> &[Arc<str>] {
+        self.0.as_deref().map_or(&[], Vec::as_slice)
+    }
+}
+
+impl From<Vec<Arc<str>>> for Hints {
+    fn from(names: Vec<Arc<str>>) -> Self {
+        Self((!names.is_empty()).then(|| Box::new(names)))
+    }
+}
+
+impl FromIterator<Arc<str>> for Hints {
+    fn from_iter<I: IntoIterator<Item = Arc<str>>>(names: I) -> Self {
+        names.into_iter().collect::<Vec<_>>().into()
+    }
+}
+
+impl fmt::Debug for Hints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
 }
 
 /// An EndpointSlice of one Service and one family.

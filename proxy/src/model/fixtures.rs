@@ -1,8 +1,9 @@
 //! Short ways to write objects and packets in tests.
 
 use super::{
-    Choice, Delta, Endpoint, EndpointSlice, IpFamily, LocalDetector, Node, NodePortAddresses, ObjectName, Oracle,
-    Outcome, Packet, Protocol, Service, ServicePort, ServiceTable, ServiceType, Settings, SlicePort, TrafficPolicy,
+    Choice, Delta, Endpoint, EndpointSlice, Hints, IpFamily, LocalDetector, Node, NodePortAddresses, ObjectName,
+    Oracle, Outcome, Packet, Protocol, Service, ServicePort, ServiceTable, ServiceType, Settings, SlicePort,
+    TrafficPolicy,
 };
 use ipnet::IpNet;
 use std::net::{IpAddr, SocketAddr};
@@ -64,11 +65,11 @@ pub fn endpoint(text: &str) -> Endpoint {
         ready: true,
         serving: true,
         terminating: false,
-        zone_hints: vec![],
-        node_hints: vec![],
+        zone_hints: Hints::default(),
+        node_hints: Hints::default(),
     };
     for word in words {
-        let list = |hints: &str| hints.split(',').map(Arc::from).collect::<Vec<Arc<str>>>();
+        let list = |hints: &str| hints.split(',').map(Arc::from).collect::<Hints>();
         match word.split_once('=') {
             Some(("zone", hints)) => endpoint.zone_hints = list(hints),
             Some(("node", hints)) => endpoint.node_hints = list(hints),

@@ -20,7 +20,7 @@ pub mod table;
 pub mod topology;
 
 pub use detector::{DetectLocalMode, LocalDetector, UnknownDetectLocalMode};
-pub use endpoint::{Endpoint, EndpointSlice, SlicePort};
+pub use endpoint::{Endpoint, EndpointSlice, Hints, SlicePort};
 pub use lookup::{Choice, Oracle, Outcome, Packet, lookup};
 pub use name::{ObjectName, ServicePortName};
 pub use node::{Node, Settings};

@@ -258,6 +258,7 @@ pub fn endpoint(family: IpFamily) -> impl Strategy<Value = Endpoint> {
     (select(endpoint_addresses(family)), option::weighted(0.9, one_of(&NODES)), conditions, option::of(hints)).prop_map(
         |(address, node_name, (ready, serving, terminating), hints)| {
             let (zone_hints, node_hints) = hints.unwrap_or_default();
+            let (zone_hints, node_hints) = (Vec::into(zone_hints), Vec::into(node_hints));
             Endpoint { address, node_name, ready, serving, terminating, zone_hints, node_hints }
         },
     )

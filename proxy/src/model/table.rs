@@ -60,10 +60,10 @@ impl Changes {
 pub struct ServiceTable {
     /// Ordered, so that whoever walks the services meets the owner of a contested frontend (among equal claims the smallest name) first.
     services: BTreeMap<ObjectName, Arc<Service>>,
-    /// By Service, then by the slice's own name.
-    slices: HashMap<ObjectName, BTreeMap<ObjectName, Arc<EndpointSlice>>>,
-    /// Slice name → the Service under which `slices` holds it.
-    slice_owner: HashMap<ObjectName, ObjectName>,
+    /// By Service; those of one Service are ordered by their own name. Most Services have one or two, a few have many.
+    slices: HashMap<ObjectName, Vec<Arc<EndpointSlice>>>,
+    /// By the slice's own name.
+    slice_names: HashMap<ObjectName, Arc<EndpointSlice>>,
     node: Node,
     service_cidrs: BTreeMap<Arc<str>, Vec<IpNet>>,
     before: Before,
@@ -106,7 +106,7 @@ impl ServiceTable {
         let mut endpoints = BTreeSet::new();
         for (name, old) in before.slices {
             endpoints.extend(old.map(|slice| slice.service.clone()));
-            endpoints.extend(self.slice_owner.get(&name).cloned());
+            endpoints.extend(self.slice_names.get(&name).map(|slice| slice.service.clone()));
         }
         let mut services = endpoints.clone();
         services.extend(before.services.into_keys());
@@ -144,7 +144,7 @@ impl ServiceTable {
     /// The slices of both families that name `service`, ordered by their own name; whether or not that Service exists.
     #[must_use]
     pub fn slices(&self, service: &ObjectName) -> Vec<Arc<EndpointSlice>> {
-        self.slices.get(service).map(|slices| slices.values().cloned().collect()).unwrap_or_default()
+        self.slices.get(service).cloned().unwrap_or_default()
     }
 
     /// What is known of this node; an empty zone label reads as none.
@@ -174,28 +174,28 @@ impl ServiceTable {
 
     fn set_slice(&mut self, name: ObjectName, new: Option<EndpointSlice>) {
         let new = new.map(Arc::new);
-        let old = self.slice(&name).cloned();
+        let old = self.slice_names.get(&name).cloned();
         if old == new {
             return;
         }
-        self.remove_slice(&name);
+        if let Some(old) = &old {
+            self.remove_slice(old);
+        }
         if let Some(slice) = &new {
-            self.slices.entry(slice.service.clone()).or_default().insert(name.clone(), Arc::clone(slice));
-            self.slice_owner.insert(name.clone(), slice.service.clone());
+            let slices = self.slices.entry(slice.service.clone()).or_insert_with(|| Vec::with_capacity(1));
+            let at = slices.partition_point(|other| other.name < name);
+            slices.insert(at, Arc::clone(slice));
+            self.slice_names.insert(name.clone(), Arc::clone(slice));
         }
         remember(&mut self.before.slices, name, old, &new);
     }
 
-    fn slice(&self, name: &ObjectName) -> Option<&Arc<EndpointSlice>> {
-        self.slices.get(self.slice_owner.get(name)?)?.get(name)
-    }
-
-    fn remove_slice(&mut self, name: &ObjectName) {
-        let Some(owner) = self.slice_owner.remove(name) else { return };
-        if let Entry::Occupied(mut slices) = self.slices.entry(owner) {
-            slices.get_mut().remove(name);
-            if slices.get().is_empty() {
-                slices.remove();
+    fn remove_slice(&mut self, slice: &EndpointSlice) {
+        self.slice_names.remove(&slice.name);
+        if let Some(slices) = self.slices.get_mut(&slice.service) {
+            slices.retain(|other| other.name != slice.name);
+            if slices.is_empty() {
+                self.slices.remove(&slice.service);
             }
         }
     }

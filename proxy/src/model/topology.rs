@@ -22,10 +22,10 @@ pub enum TopologyMode {
 impl TopologyMode {
     /// Chooses the mode from the ready endpoints of one service port.
     pub fn of<'a>(ready: impl Iterator<Item = &'a Endpoint> + Clone, node: &Node) -> Self {
-        if hinted(ready.clone(), |endpoint| &endpoint.node_hints, node_name(node)) {
+        if hinted(ready.clone(), |endpoint: &Endpoint| &endpoint.node_hints, node_name(node)) {
             return Self::Node;
         }
-        if hinted(ready, |endpoint| &endpoint.zone_hints, node.effective_zone()) {
+        if hinted(ready, |endpoint: &Endpoint| &endpoint.zone_hints, node.effective_zone()) {
             return Self::Zone;
         }
         Self::All
@@ -50,7 +50,7 @@ fn node_name(node: &Node) -> Option<&Arc<str>> {
 /// Every endpoint has a hint, and at least one of them names `here`.
 fn hinted<'a>(
     mut ready: impl Iterator<Item = &'a Endpoint> + Clone,
-    hints: impl Fn(&'a Endpoint) -> &'a Vec<Arc<str>>,
+    hints: impl Fn(&'a Endpoint) -> &'a [Arc<str>],
     here: Option<&Arc<str>>,
 ) -> bool {
     let Some(here) = here else { return false };

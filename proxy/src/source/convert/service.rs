@@ -91,8 +91,8 @@ fn build(
 
 /// kube-proxy v1.37 `GetClusterIPByFamily`, for both families at once.
 fn cluster_ips(spec: &core::ServiceSpec, report: &mut Report<'_>) -> Vec<IpAddr> {
-    let mut found: Vec<IpAddr> = Vec::new();
     let families = spec.ip_families.as_deref().unwrap_or_default();
+    let mut found: Vec<IpAddr> = Vec::with_capacity(families.len().clamp(1, 2));
     if families.is_empty() {
         let text = spec.cluster_ip.as_deref().unwrap_or("");
         match parse_ip(text) {
@@ -249,7 +249,7 @@ fn optional_port(number: Option<i32>, field: &str, report: &mut Report<'_>) -> u
 }
 
 fn ports(spec: &core::ServiceSpec, names: &mut Names, report: &mut Report<'_>) -> Vec<ServicePort> {
-    let mut found: Vec<ServicePort> = Vec::new();
+    let mut found: Vec<ServicePort> = Vec::with_capacity(spec.ports.as_ref().map_or(0, Vec::len));
     for (index, entry) in spec.ports.iter().flatten().enumerate() {
         let field = |name: &str| format!("spec.ports[{index}].{name}");
         let Some(protocol) = protocol(entry.protocol.as_deref()) else {

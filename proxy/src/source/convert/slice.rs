@@ -53,7 +53,7 @@ fn convert(object: &discovery::EndpointSlice, names: &mut Names, report: &mut Re
 }
 
 fn ports(object: &discovery::EndpointSlice, names: &mut Names, report: &mut Report<'_>) -> Vec<SlicePort> {
-    let mut found = Vec::new();
+    let mut found = Vec::with_capacity(object.ports.as_ref().map_or(0, Vec::len));
     for (index, entry) in object.ports.iter().flatten().enumerate() {
         let field = |name: &str| format!("ports[{index}].{name}");
         let Some(name) = entry.name.as_deref() else {

@@ -18,11 +18,12 @@ pub(crate) fn key(meta: &ObjectMeta) -> Key {
 pub(crate) struct Tracker {
     kind: Watched,
     known: HashSet<Key>,
+    /// `None`: no list, or the first one, which nobody acts on before it is complete: it is passed on as it comes.
     list: Option<List>,
     listed: bool,
 }
 
-/// A list that is being read. Its deltas wait until it is complete, so that a list never shows as a half-empty picture.
+/// A list that is being read while objects are known. Its deltas wait until it is complete, so that what changed is seen at once.
 #[derive(Default)]
 struct List {
     seen: HashSet<Key>,
@@ -41,7 +42,7 @@ impl Tracker {
 
     /// A list begins; one that began before has failed.
     pub(crate) fn init(&mut self) {
-        self.list = Some(List::default());
+        self.list = (!self.known.is_empty()).then(List::default);
     }
 
     /// An object is there; `None` if a proxy has nothing to do with it.
@@ -68,6 +69,7 @@ impl Tracker {
 
     /// The list is complete.
     pub(crate) fn done(&mut self) -> Vec<Delta> {
+        self.listed = true;
         let Some(List { seen, deltas }) = self.list.take() else { return Vec::new() };
         let mut all: Vec<Delta> = self.known.difference(&seen).map(|key| gone(self.kind, key)).collect();
         if all.is_empty() {
@@ -76,7 +78,6 @@ impl Tracker {
             all.extend(deltas);
         }
         self.known = seen;
-        self.listed = true;
         all
     }
 }
@@ -107,13 +108,13 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_delivered_whole_and_takes_away_what_it_lacks() {
+    fn the_first_list_is_passed_on_and_others_are_delivered_whole_and_take_away_what_they_lack() {
         let mut tracker = Tracker::new(Watched::ServiceCidrs);
         tracker.init();
-        assert_eq!(tracker.apply(key("a"), Some(cidr("a"))), []);
-        assert_eq!(tracker.apply(key("b"), Some(cidr("b"))), []);
+        assert_eq!(tracker.apply(key("a"), Some(cidr("a"))), [cidr("a")]);
+        assert_eq!(tracker.apply(key("b"), Some(cidr("b"))), [cidr("b")]);
         assert!(!tracker.listed());
-        assert_eq!(tracker.done(), [cidr("a"), cidr("b")]);
+        assert_eq!(tracker.done(), []);
         assert!(tracker.listed());
         tracker.init();
         assert_eq!(tracker.apply(key("b"), Some(cidr("b"))), []);
@@ -135,6 +136,18 @@ mod tests {
         tracker.init();
         tracker.apply(key("b"), Some(cidr("b")));
         assert_eq!(tracker.done(), [cidr_gone("a"), cidr("b")]);
+    }
+
+    #[test]
+    fn what_a_failed_first_list_had_passed_on_is_taken_back_by_the_next() {
+        let mut tracker = Tracker::new(Watched::ServiceCidrs);
+        tracker.init();
+        tracker.apply(key("a"), Some(cidr("a")));
+        tracker.init();
+        assert_eq!(tracker.apply(key("b"), Some(cidr("b"))), []);
+        assert!(!tracker.listed());
+        assert_eq!(tracker.done(), [cidr_gone("a"), cidr("b")]);
+        assert!(tracker.listed());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::fixtures::{self, ip};
-use crate::model::{Endpoint, EndpointSlice, LocalDetector, ServiceType, SlicePort, TrafficPolicy};
+use crate::model::{Endpoint, EndpointSlice, Hints, LocalDetector, ServiceType, SlicePort, TrafficPolicy};
 use crate::nft::object::{Data, Verdict};
 use crate::nft::text;
 use std::io::Write;
@@ -25,8 +25,8 @@ fn slice(service: &Service, endpoints: &[&str]) -> EndpointSlice {
         ready: true,
         serving: true,
         terminating: false,
-        zone_hints: Vec::new(),
-        node_hints: Vec::new(),
+        zone_hints: Hints::default(),
+        node_hints: Hints::default(),
     };
     EndpointSlice {
         name: service.name.clone(),
