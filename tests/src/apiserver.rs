@@ -19,6 +19,8 @@ use std::time::Duration;
 pub const SERVICE_CIDRS: &str = "172.30.0.0/16,fd00:10:96::/112";
 
 const SECURE: &str = "127.0.0.1:6443";
+/// Address of the API server for nodes that [`ApiServer::link`] joins with it.
+const LINKED: &str = "192.0.2.1:6443";
 const ADMIN_TOKEN: &str = "test-admin";
 const PROXY_TOKEN: &str = "test-kube-proxy";
 
@@ -29,6 +31,38 @@ pub enum User {
     Admin,
     /// `system:kube-proxy`, that has the ClusterRole `system:node-proxier` and nothing else.
     Proxy,
+}
+
+/// The administrator's access to the API server from inside its namespace: no relay is in the way.
+#[derive(Clone, Debug)]
+pub struct Access {
+    namespace: PathBuf,
+    kubeconfig: String,
+}
+
+impl Access {
+    /// Runs `f` with a client on a thread and a runtime of its own in the server's namespace.
+    ///
+    /// # Errors
+    /// Those of `f`, and that there is no runtime.
+    ///
+    /// # Panics
+    /// If `f` does.
+    pub fn run<T, F>(&self, f: impl FnOnce(Client) -> F + Send) -> Result<T>
+    where
+        T: Send,
+        F: Future<Output = Result<T>>,
+    {
+        let work = || {
+            crate::netns::enter(&self.namespace);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async { f(client(&self.kubeconfig).await?).await })
+        };
+        std::thread::scope(|scope| match scope.spawn(work).join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    }
 }
 
 /// A running control plane; ends with its value.
@@ -43,6 +77,8 @@ pub struct ApiServer {
     runtime: tokio::runtime::Runtime,
     client: Client,
     namespaces: std::cell::RefCell<BTreeSet<String>>,
+    /// Number of the next link.
+    links: std::cell::Cell<u8>,
 }
 
 impl ApiServer {
@@ -57,12 +93,7 @@ impl ApiServer {
         let relay = Relay::start(None, "127.0.0.1:0".parse()?, &ns.path(), SECURE.parse()?)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let config = kubeconfig_text(dir.path(), relay.address(), User::Admin)?;
-        let client = runtime.block_on(async {
-            let config =
-                kube::Config::from_custom_kubeconfig(Kubeconfig::from_yaml(&config)?, &KubeConfigOptions::default())
-                    .await?;
-            anyhow::Ok(Client::try_from(config)?)
-        })?;
+        let client = runtime.block_on(client(&config))?;
         let mut server = Self {
             ns,
             dir,
@@ -73,6 +104,7 @@ impl ApiServer {
             runtime,
             client,
             namespaces: std::cell::RefCell::new(["default".to_string()].into()),
+            links: std::cell::Cell::new(1),
         };
         server.start_etcd()?;
         server.start_apiserver()?;
@@ -102,7 +134,7 @@ impl ApiServer {
         let mut command = self.ns.command(&self.binaries.kube_apiserver);
         command.args([
             "--etcd-servers=http://127.0.0.1:2379".to_string(),
-            "--bind-address=127.0.0.1".into(),
+            "--bind-address=0.0.0.0".into(),
             "--secure-port=6443".into(),
             "--advertise-address=192.0.2.1".into(),
             "--endpoint-reconciler-type=none".into(),
@@ -159,14 +191,50 @@ impl ApiServer {
         Relay::start(Some(&ns.path()), SECURE.parse()?, &self.ns.path(), SECURE.parse()?)
     }
 
+    /// Joins the namespace `ns` with the server's by a link of their own (device `api` there), without a relay in between: for
+    /// measurements. The link goes with `ns`. Use [`ApiServer::linked_kubeconfig`] there.
+    ///
+    /// # Errors
+    /// `ns` has such a link already.
+    pub fn link(&self, ns: &Netns) -> Result<()> {
+        let n = self.links.get();
+        self.links.set(n.checked_add(1).context("too many links")?);
+        let node = format!("198.18.0.{n}");
+        let server = LINKED.parse::<SocketAddr>()?.ip();
+        self.ns.ip(&format!("link add link{n} type veth peer name api netns {}\nlink set link{n} up", ns.name()))?;
+        ns.ip(&format!("addr add {node}/32 dev api\nlink set api up\nroute add {server} dev api src {node}"))?;
+        self.ns.ip(&format!("addr replace {server}/32 dev lo\nroute add {node} dev link{n} src {server}"))
+    }
+
     /// Writes a kubeconfig for use where [`ApiServer::reach_from`] made the server reachable.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn kubeconfig(&self, user: User) -> Result<PathBuf> {
-        let path = self.dir.path().join(format!("{user:?}.kubeconfig").to_lowercase());
-        std::fs::write(&path, kubeconfig_text(self.dir.path(), SECURE.parse()?, user)?)?;
+        self.write_kubeconfig("", SECURE, user)
+    }
+
+    /// Writes a kubeconfig for use where [`ApiServer::link`] made the server reachable.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn linked_kubeconfig(&self, user: User) -> Result<PathBuf> {
+        self.write_kubeconfig("linked-", LINKED, user)
+    }
+
+    fn write_kubeconfig(&self, prefix: &str, address: &str, user: User) -> Result<PathBuf> {
+        let path = self.dir.path().join(format!("{prefix}{user:?}.kubeconfig").to_lowercase());
+        std::fs::write(&path, kubeconfig_text(self.dir.path(), address.parse()?, user)?)?;
         Ok(path)
+    }
+
+    /// The administrator's access for threads of their own.
+    ///
+    /// # Errors
+    /// None that the test's own credentials can cause.
+    pub fn access(&self) -> Result<Access> {
+        let kubeconfig = kubeconfig_text(self.dir.path(), SECURE.parse()?, User::Admin)?;
+        Ok(Access { namespace: self.ns.path(), kubeconfig })
     }
 
     /// Applies objects in order (server-side apply), with their status; makes missing namespaces.
@@ -277,6 +345,16 @@ pub fn remove_own_data() {
     }
 }
 
+/// A client of who `kubeconfig` (text) speaks for. Call it inside a runtime.
+///
+/// # Errors
+/// The text is not a kubeconfig.
+pub async fn client(kubeconfig: &str) -> Result<Client> {
+    let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
+}
+
 fn resource(kind: &str) -> Result<ApiResource> {
     let (group, version) = match kind {
         "Service" | "Node" | "Namespace" | "Event" => ("", "v1"),
@@ -304,7 +382,8 @@ fn write_credentials(dir: &Path) -> Result<()> {
     let ca_cert = ca.self_signed(&ca_key)?;
     let issuer = Issuer::new(ca, ca_key);
     let server_key = KeyPair::generate()?;
-    let server = CertificateParams::new(vec!["127.0.0.1".to_string(), "localhost".to_string()])?;
+    let server =
+        CertificateParams::new(vec!["127.0.0.1".to_string(), "localhost".to_string(), "192.0.2.1".to_string()])?;
     let server_cert = server.signed_by(&server_key, &issuer)?;
     let account_key = KeyPair::generate()?;
     std::fs::write(dir.join("ca.crt"), ca_cert.pem())?;

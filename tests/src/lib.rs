@@ -2,6 +2,7 @@
 //! binaries. What a test expects is written in scenario files or in the test; this crate only builds worlds and observes.
 
 pub mod apiserver;
+pub mod bench;
 pub mod cluster;
 pub mod conformance;
 pub mod engine;
