@@ -11,8 +11,8 @@ use node::{
 };
 use proxy::agent::engine::Engine;
 use proxy::model::{
-    Delta, Endpoint, EndpointSlice, Hints, IpFamily, ObjectName, Protocol, Service, ServicePort, ServiceTable, ServiceType,
-    Settings, SlicePort, TrafficPolicy,
+    Delta, Endpoint, EndpointSlice, Hints, IpFamily, ObjectName, Protocol, Service, ServicePort, ServiceTable,
+    ServiceType, Settings, SlicePort, TrafficPolicy,
 };
 use proxy::nft::netlink::Connection;
 use proxy::nft::object::{Ruleset, TableId};
