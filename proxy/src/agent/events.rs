@@ -16,7 +16,7 @@ use crate::nft::netlink::{Class, Connection};
 use crate::nft::transaction::{Op, Transaction};
 use crate::source::{Problem, SourceEvent};
 use crate::sys::address::Addresses;
-use crate::sys::{Root, host, sysctl};
+use crate::sys::{Root, host, memory, sysctl};
 use crate::takeover::rival::{Action, Rival, Sign};
 use crate::takeover::{iptables, legacy, tables};
 use std::collections::{BTreeSet, VecDeque};
@@ -305,6 +305,7 @@ impl Agent {
                 }
             }
         }
+        memory::give_back();
         self.status_dirty = true;
     }
 
@@ -397,7 +398,7 @@ impl Agent {
         let first = self.status.families.values().all(|f| f.last_sync.is_none());
         let changes = self.table.take_changes();
         self.warn();
-        let mut success = true;
+        let (mut success, mut large) = (true, false);
         if first {
             // While someone listens, the kernel makes a message of each element of a commit: too much for a whole table.
             self.monitor.leave().unwrap_or_else(|error| tracing::warn!("{error}"));
@@ -410,6 +411,7 @@ impl Agent {
             let status = self.status.families.entry(family.to_string()).or_default();
             match result {
                 Ok(report) => {
+                    large |= report.full;
                     if report.full || report.steps > 0 {
                         tracing::debug!(%family, steps = report.steps, full = report.full, "synced in {:?}", started.elapsed());
                     }
@@ -446,6 +448,10 @@ impl Agent {
             self.remove_kube_proxy();
         }
         self.reconcile_conntrack(first, &changes, success);
+        drop(changes);
+        if large {
+            memory::give_back();
+        }
         self.pacer.ended(Instant::now(), success);
         self.status_dirty = true;
         Ok(())
