@@ -12,21 +12,30 @@
 //! * Try [`Probe::first_tries`] times, then as often as the judge asks for ([`Judgement::NeedMore`]).
 //! * Send probes with [`Probe::sticky`] one after the other: affinity is memory that they share.
 
+mod chance;
 mod class;
 pub mod compare;
+mod evolve;
 pub mod flows;
 mod judge;
 pub mod live_table;
 pub mod mutation;
+mod objects;
 mod observation;
+mod oracle;
 pub mod pair;
+mod places;
+mod probes;
+mod random;
 pub mod report;
+mod round;
 pub mod run;
 pub mod volley;
 
 pub use class::{Class, Coverage};
 pub use judge::{Judgement, judge, tries_for};
 pub use observation::{Fate, Observation, Source};
+pub use round::round;
 
 use crate::engine::Objects;
 use crate::probe::Proto;
