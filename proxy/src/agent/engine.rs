@@ -9,13 +9,13 @@ use crate::compile::service::Front;
 use crate::conntrack::Frontend;
 use crate::model::table::Changes;
 use crate::model::{IpFamily, ObjectName, Protocol, ServiceTable, Settings};
-use crate::nft::diff::{Difference, diff};
+use crate::nft::diff::{Difference, diff_elements};
 use crate::nft::foreign::ForeignTables;
 use crate::nft::netlink::{Class, Connection, Error};
 use crate::nft::object::{Name, Ruleset, TableId};
 use crate::nft::transaction::{Op, Step, Transaction};
 use crate::takeover::tables::{self, Remembered};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// How long a packet in flight may still use what an update replaced (surplus slots, chains).
@@ -36,6 +36,8 @@ pub struct Report {
     pub full: bool,
     /// kube-proxy's table was removed in the same transaction.
     pub took_over: bool,
+    /// How long the kernel took: to commit, and to tell what it holds.
+    pub kernel: Duration,
 }
 
 /// The kernel as an engine sees it.
@@ -103,6 +105,8 @@ pub struct Engine<K = Connection> {
     problems: BTreeMap<ObjectName, Vec<String>>,
     /// Where the table that was found at start sent UDP traffic.
     inherited: Vec<Frontend>,
+    /// Time spent in the kernel during this sync.
+    in_kernel: Duration,
 }
 
 impl<K: Kernel> Engine<K> {
@@ -121,6 +125,7 @@ impl<K: Kernel> Engine<K> {
             unsettled_since: None,
             problems: BTreeMap::new(),
             inherited: Vec::new(),
+            in_kernel: Duration::ZERO,
         }
     }
 
@@ -182,6 +187,18 @@ impl<K: Kernel> Engine<K> {
         settings: &Settings,
         now: Instant,
     ) -> Result<Report, Error> {
+        self.in_kernel = Duration::ZERO;
+        let report = self.bring_in_step(table, changes, settings, now)?;
+        Ok(Report { kernel: self.in_kernel, ..report })
+    }
+
+    fn bring_in_step(
+        &mut self,
+        table: &ServiceTable,
+        changes: &Changes,
+        settings: &Settings,
+        now: Instant,
+    ) -> Result<Report, Error> {
         self.settle(now)?;
         let updates = self.compile(table, changes, settings);
         if self.in_step {
@@ -210,9 +227,9 @@ impl<K: Kernel> Engine<K> {
         if !self.compiled {
             return Ok(Vec::new());
         }
-        let have = self.kernel.read(&self.id, false)?;
-        let plan = self.plan();
-        let Difference { mut now, late } = diff(have.as_ref(), &plan);
+        let have = self.read()?;
+        let mut sets = have.as_ref().map_or_else(Default::default, |have| have.sets.clone());
+        let Difference { mut now, late } = self.difference(have);
         // What a full sync left for the sweep is no drift.
         if !self.sweep && self.settle_at.is_none() {
             now.steps.extend(late.steps);
@@ -220,8 +237,7 @@ impl<K: Kernel> Engine<K> {
         if now.is_empty() {
             return Ok(Vec::new());
         }
-        let mut sets = have.map_or_else(Default::default, |have| have.sets);
-        sets.extend(plan.sets);
+        sets.extend(self.compiler.definitions().sets);
         Ok(crate::nft::text::transaction(&now, &sets).lines().map(str::to_owned).collect())
     }
 
@@ -240,8 +256,8 @@ impl<K: Kernel> Engine<K> {
             self.commit(update.steps)?;
         }
         if self.sweep && self.in_step {
-            let have = self.kernel.read(&self.id, false)?;
-            let Difference { now, late } = diff(have.as_ref(), &self.plan());
+            let have = self.read()?;
+            let Difference { now, late } = self.difference(have);
             self.commit(now.steps)?;
             self.commit(late.steps)?;
             self.sweep = false;
@@ -249,8 +265,14 @@ impl<K: Kernel> Engine<K> {
         Ok(())
     }
 
-    fn plan(&self) -> Ruleset {
-        plan_of(&self.compiler, &self.id)
+    /// The plan without its elements, in the table that is asked for: the compiler knows one name only.
+    fn definitions(&self) -> Ruleset {
+        Ruleset { table: self.id.clone(), ..self.compiler.definitions() }
+    }
+
+    /// What turns a table into the plan.
+    fn difference(&self, have: Option<Ruleset>) -> Difference {
+        diff_elements(have, &self.definitions(), |each| self.compiler.elements(each))
     }
 
     /// Compiles the whole service map, which the first update does by itself.
@@ -298,7 +320,7 @@ impl<K: Kernel> Engine<K> {
             let rest = steps.split_off(prepare);
             for steps in [steps, rest].into_iter().filter(|steps| !steps.is_empty()) {
                 let transaction = Transaction { table: self.id.clone(), steps };
-                if let Err(error) = self.kernel.commit(&transaction) {
+                if let Err(error) = self.send(&transaction) {
                     return Err(Box::new((transaction, error)));
                 }
                 committed += transaction.steps.len();
@@ -311,31 +333,34 @@ impl<K: Kernel> Engine<K> {
     fn full(&mut self, table: &ServiceTable, now: Instant) -> Result<Report, Error> {
         self.in_step = false;
         for _ in 0..REFUSALS_MAX {
-            let have = self.kernel.read(&self.id, false)?;
+            let have = self.read()?;
             if !self.compiled {
-                if let Some(have) = &have {
-                    self.compiler.adopt(have);
-                    self.inherited = udp_frontends(have);
+                match &have {
+                    Some(have) => {
+                        self.compiler.adopt(have);
+                        self.inherited = udp_frontends(have);
+                    }
+                    None => self.compiler.adopt(&Ruleset::empty(self.id.clone())),
                 }
                 self.compile_all(table);
             }
-            let plan = self.plan();
-            let Difference { now: mut transaction, late } = diff(have.as_ref(), &plan);
-            let took_over = self.take_over(&mut transaction, &plan)?;
+            let chains = have.as_ref().map(|have| have.chains.keys().cloned().collect::<BTreeSet<_>>());
+            let Difference { now: mut transaction, late } = self.difference(have);
+            let took_over = self.take_over(&mut transaction)?;
             let steps = transaction.steps.len();
-            if let Some(first) = have.as_ref().and_then(|have| split_new_chains(have, &mut transaction))
-                && let Err(error) = self.kernel.commit(&first)
+            if let Some(first) = chains.and_then(|chains| split_new_chains(&chains, &mut transaction))
+                && let Err(error) = self.send(&first)
             {
                 self.handle(table, &first, error)?;
                 continue;
             }
-            match self.kernel.commit(&transaction) {
+            match self.send(&transaction) {
                 Ok(()) => {
                     self.in_step = true;
                     self.started = true;
                     self.sweep = !late.is_empty();
                     self.settle_later(now);
-                    return Ok(Report { steps, full: true, took_over });
+                    return Ok(Report { steps, full: true, took_over, ..Report::default() });
                 }
                 Err(error) => self.handle(table, &transaction, error)?,
             }
@@ -345,24 +370,38 @@ impl<K: Kernel> Engine<K> {
 
     /// Adds the removal of kube-proxy's table, and the import of its affinity records, to the first transaction, the one that
     /// brings ours up. A table that comes back later belongs to a running kube-proxy, which is not this engine's business.
-    fn take_over(&mut self, transaction: &mut Transaction, plan: &Ruleset) -> Result<bool, Error> {
+    fn take_over(&mut self, transaction: &mut Transaction) -> Result<bool, Error> {
         if self.started {
             return Ok(false);
         }
         let id = TableId { family: self.family(), name: tables::NAME.into() };
         let Some(remembered) = self.kernel.kube_proxy(&id)? else { return Ok(false) };
-        for (set, elements) in tables::import(&remembered, plan) {
+        for (set, elements) in tables::import(&remembered, &self.definitions()) {
             transaction.push(Op::AddElements { set, elements }, None);
         }
         transaction.push(Op::DeleteTable(id), None);
         Ok(true)
     }
 
+    fn send(&mut self, transaction: &Transaction) -> Result<(), Error> {
+        let started = Instant::now();
+        let result = self.kernel.commit(transaction);
+        self.in_kernel += started.elapsed();
+        result
+    }
+
+    fn read(&mut self) -> Result<Option<Ruleset>, Error> {
+        let started = Instant::now();
+        let result = self.kernel.read(&self.id, false);
+        self.in_kernel += started.elapsed();
+        result
+    }
+
     fn commit(&mut self, steps: Vec<Step>) -> Result<(), Error> {
         if steps.is_empty() {
             return Ok(());
         }
-        let result = self.kernel.commit(&Transaction { table: self.id.clone(), steps });
+        let result = self.send(&Transaction { table: self.id.clone(), steps });
         if result.is_err() {
             self.in_step = false;
         }
@@ -428,8 +467,8 @@ impl<K: Kernel> Engine<K> {
 
 /// Takes what makes new chains out of a transaction for a table that serves packets already: `Update::prepare` says why. `None` = there
 /// is nothing to take, or it depends on what the transaction deletes.
-fn split_new_chains(have: &Ruleset, transaction: &mut Transaction) -> Option<Transaction> {
-    let new = |name: &Name| !have.chains.contains_key(name);
+fn split_new_chains(have: &BTreeSet<Name>, transaction: &mut Transaction) -> Option<Transaction> {
+    let new = |name: &Name| !have.contains(name);
     let replaced = |step: &Step| match &step.op {
         Op::DeleteSet(_) | Op::DeleteChain(_) => true,
         Op::AddChain { name, base, .. } => base.is_some() && new(name),
@@ -473,12 +512,7 @@ fn gave_up(what: String) -> Error {
 pub fn plan(name: &str, settings: &Settings, table: &ServiceTable) -> Ruleset {
     let mut compiler = Compiler::new(settings.clone());
     compiler.update(table, []);
-    plan_of(&compiler, &TableId { family: settings.family, name: name.into() })
-}
-
-/// The compiler's plan in the table that is asked for: the compiler knows one name only.
-fn plan_of(compiler: &Compiler, table: &TableId) -> Ruleset {
-    Ruleset { table: table.clone(), ..compiler.ruleset() }
+    Ruleset { table: TableId { family: settings.family, name: name.into() }, ..compiler.ruleset() }
 }
 
 #[cfg(test)]

@@ -411,10 +411,15 @@ impl Agent {
             let status = self.status.families.entry(family.to_string()).or_default();
             match result {
                 Ok(report) => {
-                    large |= report.full;
-                    if report.full || report.steps > 0 {
-                        tracing::debug!(%family, steps = report.steps, full = report.full, "synced in {:?}", started.elapsed());
+                    let took = started.elapsed();
+                    if first {
+                        tracing::info!(%family, steps = report.steps, kernel = ?report.kernel, "the rules are in force after {took:?}");
+                    } else if report.full || report.steps > 0 {
+                        tracing::debug!(%family, steps = report.steps, full = report.full, kernel = ?report.kernel, "synced in {took:?}");
                     }
+                    large |= report.full;
+                    self.metrics.sync_seconds.get_or_create(&family.into()).observe(took.as_secs_f64());
+                    self.metrics.kernel_seconds.get_or_create(&family.into()).observe(report.kernel.as_secs_f64());
                     if report.took_over {
                         tracing::info!(%family, "removed kube-proxy's nftables table in the transaction that brought ours up");
                     }

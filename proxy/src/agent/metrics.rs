@@ -5,6 +5,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,8 +27,16 @@ impl From<IpFamily> for ByFamily {
     }
 }
 
+/// A histogram of seconds, from half a millisecond to some 16 s.
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.0005, 2.0, 16))
+}
+
+/// Seconds by family.
+pub type Seconds = Family<ByFamily, Histogram, fn() -> Histogram>;
+
 /// Everything that is counted.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Metrics {
     /// Syncs that ended well.
     pub syncs: Family<ByFamily, Counter>,
@@ -35,6 +44,10 @@ pub struct Metrics {
     pub sync_failures: Family<ByFamily, Counter>,
     /// Unix time of the last good sync; kube-proxy's name.
     pub last_sync: Family<ByFamily, Gauge>,
+    /// Duration of syncs, compilation and the kernel's part included; kube-proxy's name.
+    pub sync_seconds: Seconds,
+    /// The kernel's part of syncs.
+    pub kernel_seconds: Seconds,
     /// Repairs after someone else changed our table.
     pub repairs: Family<ByFamily, Counter>,
     /// UDP flows deleted because they contradicted the service map.
@@ -49,6 +62,25 @@ pub struct Metrics {
     pub first_list: Gauge<f64, AtomicU64>,
     /// Services that are not served as asked because the kernel or the plan cannot hold them.
     pub refused_services: Gauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            syncs: Family::default(),
+            sync_failures: Family::default(),
+            last_sync: Family::default(),
+            sync_seconds: Family::new_with_constructor(seconds),
+            kernel_seconds: Family::new_with_constructor(seconds),
+            repairs: Family::default(),
+            conntrack_deleted: Counter::default(),
+            kube_proxy_running: Gauge::default(),
+            kube_proxy_signs: Counter::default(),
+            source_problems: Counter::default(),
+            first_list: Gauge::default(),
+            refused_services: Gauge::default(),
+        }
+    }
 }
 
 impl Metrics {
@@ -89,6 +121,16 @@ impl Metrics {
             "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
             "Unix time of the last successful sync",
             self.last_sync.clone(),
+        );
+        r.register(
+            "kubeproxy_sync_proxy_rules_duration_seconds",
+            "Duration of syncs that ended well",
+            self.sync_seconds.clone(),
+        );
+        r.register(
+            "tandem_sync_kernel_seconds",
+            "The part of a sync that the kernel takes to commit, and to tell what it holds",
+            self.kernel_seconds.clone(),
         );
         r.register(
             "tandem_conntrack_deleted_flows",

@@ -20,6 +20,7 @@ pub(super) struct Batch {
     flushes: Vec<Step>,
     set_deletions: Vec<Step>,
     chain_deletions: Vec<Step>,
+    discarding: bool,
 }
 
 fn step(op: Op, service: Option<&ObjectName>) -> Step {
@@ -27,6 +28,11 @@ fn step(op: Op, service: Option<&ObjectName>) -> Step {
 }
 
 impl Batch {
+    /// Keeps no operation: only the plan that comes of it is wanted.
+    pub(super) fn discarding() -> Self {
+        Self { discarding: true, ..Self::default() }
+    }
+
     /// Makes sure that a set exists.
     pub(super) fn set(&mut self, name: &Name, set: &Set, service: Option<&ObjectName>) {
         self.sets.push(step(Op::AddSet { name: name.clone(), set: set.clone() }, service));
@@ -51,6 +57,10 @@ impl Batch {
 
     /// Takes the changed elements of a service.
     pub(super) fn elements(&mut self, changes: ElementChanges, service: Option<&ObjectName>) {
+        if self.discarding {
+            // They are most of it, and would pile up.
+            return;
+        }
         for (set, keys) in changes.deletions {
             self.deletions.push(step(Op::DeleteElements { set: set.name().into(), keys }, service));
         }
@@ -77,6 +87,9 @@ impl Batch {
 
     /// All operations in order, and how many of them prepare the rest.
     pub(super) fn into_steps(self) -> (Vec<Step>, usize) {
+        if self.discarding {
+            return (Vec::new(), 0);
+        }
         let mut steps = self.sets;
         steps.extend(self.chains);
         steps.extend(self.new_rules);

@@ -145,27 +145,18 @@ impl Compiler {
         for name in &changed {
             self.quarantined.remove(name);
         }
-        let mut batch = Batch::default();
         let stage = std::mem::replace(&mut self.stage, Stage::Running);
+        let mut batch = if stage == Stage::Adopted { Batch::discarding() } else { Batch::default() };
         if stage == Stage::Empty {
             let base = base::ruleset(&self.settings, &self.service_cidrs);
-            let nothing =
-                Ruleset { chains: BTreeMap::new(), sets: BTreeMap::new(), elements: BTreeMap::new(), ..base.clone() };
-            replace_base(&mut batch, &nothing, &base);
+            replace_base(&mut batch, &Ruleset::empty(base.table.clone()), &base);
         }
         let settings = self.settings.clone();
         let mut update = self.compile(batch, changed, views, &settings);
-        match stage {
-            Stage::Empty => {
-                let op = Op::AddTable { comment: Some(base::TABLE_COMMENT.to_owned()) };
-                update.steps.insert(0, Step { op, service: None });
-                update.prepare = 0;
-            }
-            Stage::Adopted => {
-                update.steps.clear();
-                update.prepare = 0;
-            }
-            Stage::Running => {}
+        if stage == Stage::Empty {
+            let op = Op::AddTable { comment: Some(base::TABLE_COMMENT.to_owned()) };
+            update.steps.insert(0, Step { op, service: None });
+            update.prepare = 0;
         }
         update
     }
@@ -234,7 +225,23 @@ impl Compiler {
     /// The whole plan as it should be in the kernel now, what waits for `settle` included. Built anew at each call.
     #[must_use]
     pub fn ruleset(&self) -> Ruleset {
+        let mut ruleset = self.definitions();
+        let mut all: BTreeMap<String, BTreeMap<Key, Value>> = BTreeMap::new();
+        self.elements(&mut |set, key, value| {
+            match all.get_mut(set) {
+                Some(elements) => elements.insert(key, value),
+                None => all.entry(set.to_owned()).or_default().insert(key, value),
+            };
+        });
+        ruleset.elements = all.into_iter().map(|(set, elements)| (set.into(), elements)).collect();
+        ruleset
+    }
+
+    /// The plan without its elements: chains, rules, sets.
+    #[must_use]
+    pub fn definitions(&self) -> Ruleset {
         let mut ruleset = base::ruleset(&self.settings, &self.service_cidrs);
+        ruleset.elements.clear();
         for (balancer, n) in self.balancers.keys() {
             let rules = balancer.rules(*n, &self.settings);
             ruleset.chains.insert(balancer.chain(*n), Chain { rules, ..Chain::default() });
@@ -242,40 +249,43 @@ impl Compiler {
         for name in &self.idle_chains {
             ruleset.chains.insert(name.clone(), Chain::default());
         }
-        let mut all: BTreeMap<SetId, BTreeMap<Key, Value>> = BTreeMap::new();
-        let mut insert = |set: SetId, key: Key, value: Value| drop(all.entry(set).or_default().insert(key, value));
         for plan in self.plans.values() {
-            for port in &plan.ports {
-                for (front, list) in port.slotted() {
-                    for (number, backend) in port.list(list).all().iter().enumerate() {
-                        let value = elements::slot_value(backend.address, backend.port);
-                        insert(SetId::slots(front, list), elements::slot_key(front, number), value);
-                    }
-                }
-                elements::own(port).into_iter().for_each(|(set, key, value)| insert(set, key, value));
-            }
             let objects = objects(plan, &self.settings);
             ruleset.sets.extend(objects.sets);
             ruleset.chains.extend(objects.endpoint_chains.into_iter().chain(objects.chains));
         }
+        ruleset
+    }
+
+    /// The elements of the plan, with the name of their set; each key of a set once, in no order.
+    pub fn elements(&self, each: &mut dyn FnMut(&str, Key, Value)) {
+        for (set, elements) in base::ruleset(&self.settings, &self.service_cidrs).elements {
+            elements.into_iter().for_each(|(key, value)| each(&set, key, value));
+        }
+        for plan in self.plans.values() {
+            for port in &plan.ports {
+                for (front, list) in port.slotted().into_iter().collect::<BTreeSet<_>>() {
+                    for (number, backend) in port.list(list).all().iter().enumerate() {
+                        let value = elements::slot_value(backend.address, backend.port);
+                        each(SetId::slots(front, list).name(), elements::slot_key(front, number), value);
+                    }
+                }
+                elements::own(port).into_iter().for_each(|(set, key, value)| each(set.name(), key, value));
+            }
+        }
         for ((list, front), slots) in &self.stale_slots {
             for (number, (address, port)) in slots.iter().enumerate() {
-                insert(
-                    SetId::slots(*front, *list),
-                    elements::slot_key(*front, number),
-                    elements::slot_value(*address, *port),
-                );
+                let (key, value) = (elements::slot_key(*front, number), elements::slot_value(*address, *port));
+                each(SetId::slots(*front, *list).name(), key, value);
             }
         }
         for ((set, key), value) in &self.stale_elements {
-            insert(*set, key.clone(), value.clone());
+            each(set.name(), key.clone(), value.clone());
         }
         for shared in self.shared.iter() {
             let (set, key) = shared.element();
-            insert(set, key, Value::default());
+            each(set.name(), key, Value::default());
         }
-        ruleset.elements.extend(all.into_iter().map(|(set, elements)| (set.name().into(), elements)));
-        ruleset
     }
 }
 

@@ -165,8 +165,8 @@ fn element_drift(want: &Ruleset, name: &Name, set: &Set, have: Option<&BTreeMap<
     let object = |key: &Key, value: &Value| format!("element {} of set {name}", words(key, value));
     let mut wanted = BTreeSet::new();
     for (key, value) in want.elements.get(name).into_iter().flatten() {
-        let key = diff::normal_key(set, key);
-        match have.and_then(|have| have.get(&*key)) {
+        let key = diff::normal_key(set, key.clone());
+        match have.and_then(|have| have.get(&key)) {
             None => drifts.push(Drift::Missing { object: object(&key, value) }),
             Some(held) if held.data != value.data => {
                 drifts.push(Drift::Different {

@@ -4,7 +4,6 @@
 use super::expr::Expr;
 use super::object::{Chain, Data, Key, MapData, Name, Ruleset, Set, Value, Verdict};
 use super::transaction::{Op, Transaction};
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[cfg(test)]
@@ -30,18 +29,28 @@ pub struct Difference {
 /// same transaction, with all that refers to it.
 #[must_use]
 pub fn diff(have: Option<&Ruleset>, want: &Ruleset) -> Difference {
-    let nothing = Ruleset {
-        table: want.table.clone(),
-        comment: None,
-        chains: BTreeMap::new(),
-        sets: BTreeMap::new(),
-        elements: BTreeMap::new(),
-    };
+    diff_elements(have.cloned(), want, |each| {
+        for (set, elements) in &want.elements {
+            elements.iter().for_each(|(key, value)| each(set, key.clone(), value.clone()));
+        }
+    })
+}
+
+/// As [`diff`], with the wanted elements given one by one, each key of a set once: `elements` calls its argument with the name of the
+/// set, which must be one of `want.sets`. `want.elements` is not looked at. So a large table is in memory once and not twice.
+#[must_use]
+pub fn diff_elements(
+    have: Option<Ruleset>,
+    want: &Ruleset,
+    elements: impl FnOnce(&mut dyn FnMut(&str, Key, Value)),
+) -> Difference {
     let mut now = Transaction::new(want.table.clone());
     if have.is_none() {
         now.push(Op::AddTable { comment: want.comment.clone() }, None);
     }
-    let have = have.unwrap_or(&nothing);
+    let mut have = have.unwrap_or_else(|| Ruleset::empty(want.table.clone()));
+    let mut held = std::mem::take(&mut have.elements);
+    let have = &have;
     let remade = Remade::of(have, want);
     let changed_chains: BTreeSet<&Name> = want
         .chains
@@ -59,40 +68,45 @@ pub fn diff(have: Option<&Ruleset>, want: &Ruleset) -> Difference {
             flushed.insert(name);
         }
     }
-    let mut late_keys: BTreeMap<&Name, Vec<Key>> = BTreeMap::new();
-    let mut added: BTreeMap<&Name, Vec<(Key, Value)>> = BTreeMap::new();
+    let mut sets: BTreeMap<&str, ElementChanges<'_>> = BTreeMap::new();
     for (name, set) in &want.sets {
         let keep = have.sets.contains_key(name) && !remade.sets.contains(name);
-        let changes =
-            ElementChanges::of(set, have.elements.get(name).filter(|_| keep), want.elements.get(name), &remade);
-        if set.dynamic_timeout_ms.is_some() && keep {
+        let held = if keep { held.remove(name).unwrap_or_default() } else { BTreeMap::new() };
+        sets.insert(name, ElementChanges { set, keep, held, delete: Vec::new(), add: Vec::new() });
+    }
+    elements(&mut |set, key, value| {
+        if let Some(changes) = sets.get_mut(set) {
+            changes.want(key, value, &remade);
+        }
+    });
+    let mut late_keys: Vec<(&Name, Vec<Key>)> = Vec::new();
+    let mut added: Vec<(&Name, Vec<(Key, Value)>)> = Vec::new();
+    for (name, set) in &want.sets {
+        let Some(changes) = sets.remove(&**name) else { continue };
+        if set.dynamic_timeout_ms.is_some() && changes.keep {
             continue;
         }
-        if !changes.delete.is_empty() {
-            now.push(Op::DeleteElements { set: name.clone(), keys: changes.delete }, None);
+        let (delete, surplus, add) = changes.finish(&remade);
+        if !delete.is_empty() {
+            now.push(Op::DeleteElements { set: name.clone(), keys: delete }, None);
         }
-        if !changes.surplus.is_empty() {
+        if !surplus.is_empty() {
             // New ranges may overlap old ones: those cannot wait.
             if set.delete_late && !set.interval {
-                late_keys.insert(name, changes.surplus);
+                late_keys.push((name, surplus));
             } else {
-                now.push(Op::DeleteElements { set: name.clone(), keys: changes.surplus }, None);
+                now.push(Op::DeleteElements { set: name.clone(), keys: surplus }, None);
             }
         }
-        if !changes.add.is_empty() {
-            added.insert(name, changes.add);
+        if !add.is_empty() {
+            added.push((name, add));
         }
     }
     let gone_sets: Vec<(&Name, &Set)> = have.sets.iter().filter(|(name, _)| !want.sets.contains_key(*name)).collect();
     for (name, _) in &gone_sets {
-        let keys: Vec<Key> = have
-            .elements
-            .get(*name)
-            .into_iter()
-            .flatten()
-            .filter(|(_, value)| remade.is_target(value))
-            .map(|(key, _)| key.clone())
-            .collect();
+        let elements = held.remove(*name).unwrap_or_default();
+        let keys: Vec<Key> =
+            elements.into_iter().filter(|(_, value)| remade.is_target(value)).map(|(key, _)| key).collect();
         if !keys.is_empty() {
             now.push(Op::DeleteElements { set: (*name).clone(), keys }, None);
         }
@@ -212,52 +226,45 @@ pub(super) fn same_set(a: &Set, b: &Set) -> bool {
 }
 
 /// In an interval set a key without an end is one that ends where it starts.
-pub(super) fn normal_key<'a>(set: &Set, key: &'a Key) -> Cow<'a, Key> {
-    if set.interval && key.end.is_none() {
-        Cow::Owned(Key::range(key.start.clone(), key.start.clone()))
-    } else {
-        Cow::Borrowed(key)
-    }
+pub(super) fn normal_key(set: &Set, key: Key) -> Key {
+    if set.interval && key.end.is_none() { Key::range(key.start.clone(), key.start) } else { key }
 }
 
-#[derive(Default)]
-struct ElementChanges {
-    /// Elements that go now in any case: those with other data, which are added again, and what hinders the transaction.
+/// What becomes of the elements of one set.
+struct ElementChanges<'a> {
+    set: &'a Set,
+    /// Whether the set stays.
+    keep: bool,
+    /// Elements that the kernel holds and nobody has wanted yet.
+    held: BTreeMap<Key, Value>,
+    /// Elements with other data, which are added again.
     delete: Vec<Key>,
-    /// Elements that are not wanted.
-    surplus: Vec<Key>,
     add: Vec<(Key, Value)>,
 }
 
-impl ElementChanges {
-    fn of(
-        set: &Set,
-        have: Option<&BTreeMap<Key, Value>>,
-        want: Option<&BTreeMap<Key, Value>>,
-        remade: &Remade<'_>,
-    ) -> Self {
-        let mut changes = Self::default();
-        let mut wanted = 0;
-        for (key, value) in want.into_iter().flatten() {
-            let key = normal_key(set, key);
-            match have.and_then(|have| have.get(&*key)) {
-                Some(held) if held.data == value.data && !remade.is_target(held) => wanted += 1,
-                Some(_) => {
-                    wanted += 1;
-                    changes.delete.push(key.clone().into_owned());
-                    changes.add.push((key.into_owned(), value.clone()));
-                }
-                None => changes.add.push((key.into_owned(), value.clone())),
+impl ElementChanges<'_> {
+    fn want(&mut self, key: Key, value: Value, remade: &Remade<'_>) {
+        let key = normal_key(self.set, key);
+        match self.held.remove(&key) {
+            Some(held) if held.data == value.data && !remade.is_target(&held) => {}
+            Some(_) => {
+                self.delete.push(key.clone());
+                self.add.push((key, value));
             }
+            None => self.add.push((key, value)),
         }
-        if have.map_or(0, BTreeMap::len) > wanted {
-            let want: BTreeSet<Cow<'_, Key>> =
-                want.into_iter().flatten().map(|(key, _)| normal_key(set, key)).collect();
-            for (key, value) in have.into_iter().flatten().filter(|(key, _)| !want.contains(*key)) {
-                let list = if remade.is_target(value) { &mut changes.delete } else { &mut changes.surplus };
-                list.push(key.clone());
-            }
+    }
+
+    /// Elements that go now in any case (those with other data, and what hinders the transaction), that are not wanted, and that come.
+    fn finish(mut self, remade: &Remade<'_>) -> (Vec<Key>, Vec<Key>, Vec<(Key, Value)>) {
+        let mut surplus = Vec::new();
+        for (key, value) in self.held {
+            if remade.is_target(&value) { self.delete.push(key) } else { surplus.push(key) }
         }
-        changes
+        if self.set.interval {
+            // The kernel looks for overlaps as they come.
+            self.add.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        }
+        (self.delete, surplus, self.add)
     }
 }

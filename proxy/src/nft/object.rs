@@ -215,6 +215,14 @@ pub struct Ruleset {
     pub elements: BTreeMap<Name, BTreeMap<Key, Value>>,
 }
 
+impl Ruleset {
+    /// A table with nothing in it.
+    #[must_use]
+    pub fn empty(table: TableId) -> Self {
+        Self { table, comment: None, chains: BTreeMap::new(), sets: BTreeMap::new(), elements: BTreeMap::new() }
+    }
+}
+
 /// Builds keys and values.
 #[derive(Default)]
 pub struct BytesBuilder(Vec<u8>);
