@@ -23,7 +23,6 @@ use http::Request;
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery, networking::v1 as networking};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
-use std::pin::pin;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -304,7 +303,7 @@ impl Task {
             let begun = Instant::now();
             let mut quiet = true;
             let mut stream = match api.watch(&params, &version).await {
-                Ok(stream) => pin!(stream.boxed()),
+                Ok(stream) => stream.boxed(),
                 Err(error) => {
                     if let Err(end) = self.failed(&WatchError::Start(error), state).await {
                         return end;
