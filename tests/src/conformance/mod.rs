@@ -13,8 +13,10 @@
 //! * Send probes with [`Probe::sticky`] one after the other: affinity is memory that they share.
 
 mod chance;
+mod claims;
 mod class;
 pub mod compare;
+pub mod differences;
 mod evolve;
 pub mod flows;
 mod judge;
@@ -190,7 +192,8 @@ impl Probe {
     pub fn first_tries(&self) -> usize {
         match self.expected {
             Expected::Served { .. } if self.sticky => 4,
-            Expected::Served { endpoints, .. } => tries_for(endpoints, 0.02),
+            // Also where one endpoint is expected: another would show then.
+            Expected::Served { endpoints, .. } => tries_for(endpoints, 0.02).max(4),
             Expected::Rejected | Expected::Untouched => 2,
             Expected::Dropped => 1,
         }
