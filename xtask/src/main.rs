@@ -4,6 +4,7 @@
 //! does the same in CI and by hand. This crate must not depend on `proxy`, because `setup` installs what `proxy` needs to build.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod command;
 mod demo;
 mod dist;
@@ -28,6 +29,7 @@ struct Options {
 enum Commands {
     Setup(setup::Options),
     Test(test::Options),
+    Bench(bench::Options),
     Demo(demo::Options),
     Lint(lint::Options),
     Tidy(tidy::Options),
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
     let result = match Options::parse().command {
         Commands::Setup(options) => setup::run(&options),
         Commands::Test(options) => test::run(&options),
+        Commands::Bench(options) => bench::run(&options),
         Commands::Demo(options) => demo::run(&options),
         Commands::Lint(options) => lint::run(&options),
         Commands::Tidy(options) => tidy::run(&options),
