@@ -6,7 +6,7 @@
 //! in an order that changes from round to round, so that a slow moment of the machine does not fall to one of them alone.
 
 use super::cluster::{Cluster, ENDPOINT_PORT, SERVICE_PORT};
-use super::lane::{CLUSTER_CIDR, Lane, NODE};
+use super::lane::{Lane, NODE};
 use super::machine::Machine;
 use super::numbers::{Spread, quantile};
 use super::running::Running;
