@@ -21,9 +21,6 @@ use std::time::{Duration, Instant};
 /// How long a packet in flight may still use what an update replaced (surplus slots, chains).
 pub const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
-/// Clean-up waits so long for a quiet second before it asks for one.
-const UNSETTLED_MAX: Duration = Duration::from_secs(10);
-
 /// Services that the kernel refuses in one sync before the sync gives up.
 const REFUSALS_MAX: usize = 64;
 
@@ -97,11 +94,10 @@ pub struct Engine<K = Connection> {
     started: bool,
     /// Whether the kernel holds the plan as far as we know.
     in_step: bool,
-    /// Whether a full sync left something that must go later.
-    sweep: bool,
+    /// When what a full sync found and nobody wants goes.
+    sweep_at: Option<Instant>,
+    /// When what was marked goes.
     settle_at: Option<Instant>,
-    /// Since when something waits for `settle`.
-    unsettled_since: Option<Instant>,
     problems: BTreeMap<ObjectName, Vec<String>>,
     /// Where the table that was found at start sent UDP traffic.
     inherited: Vec<Frontend>,
@@ -120,9 +116,8 @@ impl<K: Kernel> Engine<K> {
             compiled: false,
             started: false,
             in_step: false,
-            sweep: false,
+            sweep_at: None,
             settle_at: None,
-            unsettled_since: None,
             problems: BTreeMap::new(),
             inherited: Vec::new(),
             in_kernel: Duration::ZERO,
@@ -160,14 +155,7 @@ impl<K: Kernel> Engine<K> {
     /// When [`Engine::settle`] should run next.
     #[must_use]
     pub fn settle_at(&self) -> Option<Instant> {
-        self.settle_at
-    }
-
-    /// Before this, no sync should run: changes follow each other so quickly that clean-up would never get its quiet second.
-    #[must_use]
-    pub fn hold_until(&self) -> Option<Instant> {
-        let (since, at) = (self.unsettled_since?, self.settle_at?);
-        (at >= since + UNSETTLED_MAX).then_some(at)
+        [self.settle_at, self.sweep_at].into_iter().flatten().min()
     }
 
     /// Services that could not be programmed as asked, with the reasons.
@@ -231,7 +219,7 @@ impl<K: Kernel> Engine<K> {
         let mut sets = have.as_ref().map_or_else(Default::default, |have| have.sets.clone());
         let Difference { mut now, late } = self.difference(have);
         // What a full sync left for the sweep is no drift.
-        if !self.sweep && self.settle_at.is_none() {
+        if self.sweep_at.is_none() {
             now.steps.extend(late.steps);
         }
         if now.is_empty() {
@@ -246,21 +234,19 @@ impl<K: Kernel> Engine<K> {
     /// # Errors
     /// The kernel's answer; the next sync reads the kernel back.
     pub fn settle(&mut self, now: Instant) -> Result<(), Error> {
-        if self.settle_at.is_none_or(|at| at > now) {
-            return Ok(());
+        let due = |at: &mut Option<Instant>| at.take_if(|at| *at <= now).is_some();
+        if due(&mut self.settle_at) {
+            let update = self.compiler.settle_marked();
+            if self.in_step {
+                self.commit(update.steps)?;
+            }
+            self.settle_later(now);
         }
-        self.settle_at = None;
-        self.unsettled_since = None;
-        let update = self.compiler.settle();
-        if self.in_step {
-            self.commit(update.steps)?;
-        }
-        if self.sweep && self.in_step {
-            let have = self.read()?;
+        if self.in_step && due(&mut self.sweep_at) {
+            let have = self.read().inspect_err(|_| self.in_step = false)?;
             let Difference { now, late } = self.difference(have);
             self.commit(now.steps)?;
             self.commit(late.steps)?;
-            self.sweep = false;
         }
         Ok(())
     }
@@ -358,7 +344,7 @@ impl<K: Kernel> Engine<K> {
                 Ok(()) => {
                     self.in_step = true;
                     self.started = true;
-                    self.sweep = !late.is_empty();
+                    self.sweep_at = (!late.is_empty()).then_some(now + SETTLE_AFTER);
                     self.settle_later(now);
                     return Ok(Report { steps, full: true, took_over, ..Report::default() });
                 }
@@ -457,10 +443,11 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
+    /// Begins the second after which what is left for packets in flight now may go.
     fn settle_later(&mut self, now: Instant) {
-        if self.sweep || self.compiler.unsettled() {
+        if self.settle_at.is_none() && self.compiler.unsettled() {
+            self.compiler.mark();
             self.settle_at = Some(now + SETTLE_AFTER);
-            self.unsettled_since.get_or_insert(now);
         }
     }
 }

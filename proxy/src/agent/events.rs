@@ -2,11 +2,11 @@
 
 use super::engine::{Engine, SETTLE_AFTER};
 use super::metrics::{self, Metrics};
-use super::pacer::Pacer;
+use super::pacer::{Pacer, Pause};
 use super::rivals::Lookout;
 use super::settings::{settings, warnings};
 use super::status::{self, RecentProblem, Status, unix_time};
-use crate::config::Config;
+use crate::config::{Config, MIN_SYNC_PERIOD};
 use crate::conntrack::{Frontends, Reconciler};
 use crate::model::table::Changes;
 use crate::model::{ObjectName, Protocol, ServiceTable, resolve};
@@ -136,13 +136,14 @@ impl Agent {
             ..Status::default()
         };
         tracing::info!(node = %config.node_name, source = %config.source, "tandem {} starts", status.version);
+        let pause = config.min_sync_period.map_or(Pause::ByCost(MIN_SYNC_PERIOD), Pause::Fixed);
         let agent = Self {
             monitor,
             lookout: Lookout::start(),
             rival: Rival::new(),
             legacy: legacy::warnings(&Root::default()),
             verify_at: None,
-            pacer: Pacer::new(config.min_sync_period, config.sync_period, FULL_INTERVAL),
+            pacer: Pacer::new(pause, config.sync_period, FULL_INTERVAL),
             config,
             metrics,
             table,
@@ -199,9 +200,7 @@ impl Agent {
 
     /// When the next sync is due: never before the first complete list.
     fn sync_due(&self, now: Instant) -> Option<Instant> {
-        let due = self.pacer.due(now).filter(|_| self.synced)?;
-        let hold = self.engines.iter().filter_map(Engine::hold_until).max();
-        Some(hold.map_or(due, |hold| due.max(hold)))
+        self.pacer.due(now).filter(|_| self.synced)
     }
 
     fn take(&mut self, event: SourceEvent) {
@@ -394,7 +393,7 @@ impl Agent {
     }
 
     fn sync(&mut self) -> anyhow::Result<()> {
-        self.pacer.started();
+        self.pacer.started(Instant::now());
         let first = self.status.families.values().all(|f| f.last_sync.is_none());
         let changes = self.table.take_changes();
         self.warn();

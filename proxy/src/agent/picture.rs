@@ -138,7 +138,7 @@ pub fn sync_once(config: &Config, picture: &Picture) -> anyhow::Result<usize> {
         errors += engine.problems().len();
         engines.push(engine);
     }
-    if let Some(at) = engines.iter().filter_map(Engine::settle_at).max() {
+    while let Some(at) = engines.iter().filter_map(Engine::settle_at).max() {
         std::thread::sleep(at.saturating_duration_since(Instant::now()));
         for engine in &mut engines {
             engine.settle(Instant::now())?;

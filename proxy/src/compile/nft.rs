@@ -72,6 +72,8 @@ pub struct Compiler {
     stale_elements: BTreeMap<(SetId, Key), Value>,
     /// Services with surplus slots.
     surplus: BTreeSet<ObjectName>,
+    /// What of all that was there at the last [`Compiler::mark`] and has not been used since.
+    marked: Marks,
     quarantined: HashSet<ObjectName>,
 }
 
@@ -91,6 +93,7 @@ impl Compiler {
             stale_slots: HashMap::new(),
             stale_elements: BTreeMap::new(),
             surplus: BTreeSet::new(),
+            marked: Marks::default(),
             quarantined: HashSet::new(),
         }
     }
@@ -351,6 +354,8 @@ fn replace_base(batch: &mut Batch, old: &Ruleset, new: &Ruleset) {
 
 mod change;
 mod late;
+
+use late::Marks;
 
 #[cfg(test)]
 mod tests;

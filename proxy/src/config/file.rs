@@ -82,10 +82,10 @@ pub(super) fn parse(text: &str) -> Result<Raw, String> {
             file.api_version, file.kind
         ));
     }
-    let (section, min_default) = match file.mode.as_str() {
-        "" | "iptables" => (&file.iptables, Duration::from_secs(1)),
-        "ipvs" => (&file.ipvs, Duration::ZERO),
-        "nftables" => (&file.nftables, Duration::from_secs(1)),
+    let section = match file.mode.as_str() {
+        "" | "iptables" => &file.iptables,
+        "ipvs" => &file.ipvs,
+        "nftables" => &file.nftables,
         other => return Err(format!("mode: {other:?} is none of iptables, ipvs, nftables")),
     };
     // ipvs shares the masquerade settings of the iptables section.
@@ -103,7 +103,7 @@ pub(super) fn parse(text: &str) -> Result<Raw, String> {
         masquerade_all: masquerade.masquerade_all,
         masquerade_bit: masquerade.masquerade_bit.unwrap_or(14),
         sync_period: set(section.sync_period, Duration::from_secs(30)),
-        min_sync_period: set(section.min_sync_period, min_default),
+        min_sync_period: section.min_sync_period.filter(|d| !d.is_zero()),
         metrics_bind_address: if file.metrics_bind_address.is_empty() {
             super::flags::METRICS_BIND_ADDRESS.into()
         } else {

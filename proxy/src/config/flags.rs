@@ -50,9 +50,9 @@ pub struct Flags {
     /// Retry interval after a failed sync
     #[arg(long, value_name = "DURATION", default_value = "30s", alias = "iptables-sync-period", value_parser = parse_duration)]
     pub sync_period: Duration,
-    /// Shortest time between two syncs
-    #[arg(long, value_name = "DURATION", default_value = "1s", alias = "iptables-min-sync-period", value_parser = parse_duration)]
-    pub min_sync_period: Duration,
+    /// Shortest time between two syncs [default: four times what the last one took, at most 1s]
+    #[arg(long, value_name = "DURATION", alias = "iptables-min-sync-period", value_parser = parse_duration)]
+    pub min_sync_period: Option<Duration>,
     /// Feature gates as NAME=true or NAME=false, separated by commas; AllowServiceExternalIPs acts, others are accepted
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_gate)]
     pub feature_gates: Vec<(String, bool)>,

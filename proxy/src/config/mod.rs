@@ -65,8 +65,8 @@ pub struct Config {
     pub masquerade_mark: u32,
     /// Retry interval after a failed sync.
     pub sync_period: Duration,
-    /// Shortest time between two syncs.
-    pub min_sync_period: Duration,
+    /// Shortest time between two syncs; `None`: as it suits their cost, at most [`MIN_SYNC_PERIOD`].
+    pub min_sync_period: Option<Duration>,
     /// Where metrics are served; `None` = nowhere.
     pub metrics_bind_address: Option<std::net::SocketAddr>,
     /// Gate `AllowServiceExternalIPs` (on by default): whether `spec.externalIPs` are served.
@@ -143,7 +143,7 @@ struct Raw {
     masquerade_all: bool,
     masquerade_bit: i64,
     sync_period: Duration,
-    min_sync_period: Duration,
+    min_sync_period: Option<Duration>,
     metrics_bind_address: String,
     feature_gates: BTreeMap<String, bool>,
     conntrack: ConntrackConfig,
@@ -162,6 +162,9 @@ impl Config {
         validate(flags, raw, host_name)
     }
 }
+
+/// kube-proxy's default of minSyncPeriod.
+pub const MIN_SYNC_PERIOD: Duration = Duration::from_secs(1);
 
 const METRICS_PORT: u16 = 10249;
 
@@ -201,7 +204,9 @@ fn validate(flags: &Flags, raw: Raw, host_name: &str) -> Result<Config, ConfigEr
     check("syncPeriod", (!raw.sync_period.is_zero()).then_some(()).ok_or("must be greater than 0".into()));
     check(
         "minSyncPeriod",
-        (raw.min_sync_period <= raw.sync_period).then_some(()).ok_or("must not be greater than syncPeriod".into()),
+        (raw.min_sync_period.unwrap_or(MIN_SYNC_PERIOD) <= raw.sync_period)
+            .then_some(())
+            .ok_or("must not be greater than syncPeriod".into()),
     );
 
     let hostname_override = flags.hostname_override.as_deref().unwrap_or(&raw.hostname_override);

@@ -34,7 +34,7 @@ fn defaults_are_those_of_kube_proxy() {
     assert_eq!(config.node_name, "host-a");
     assert_eq!(config.node_port_addresses, ["primary"]);
     assert_eq!(config.masquerade_mark, 0x4000);
-    assert_eq!((config.sync_period, config.min_sync_period), (Duration::from_secs(30), Duration::from_secs(1)));
+    assert_eq!((config.sync_period, config.min_sync_period), (Duration::from_secs(30), None));
     assert_eq!(config.source, SourceConfig::Kubernetes { kubeconfig: None, master: None });
     assert_eq!(config.metrics_bind_address, Some("127.0.0.1:10249".parse().unwrap()));
 }
@@ -50,7 +50,7 @@ fn underscores_and_boolean_spellings_of_kubernetes_are_taken() {
     let config = config.unwrap();
     assert!(config.masquerade_all);
     assert_eq!(config.node_name, "node_1");
-    assert_eq!(config.min_sync_period, Duration::from_secs(3));
+    assert_eq!(config.min_sync_period, Some(Duration::from_secs(3)));
     assert_eq!(config.node_port_addresses, ["10.0.0.0/8", "primary"]);
     assert!(!load(&["--masquerade-all=false"]).unwrap().masquerade_all);
 }

@@ -294,24 +294,44 @@ fn udp_frontends_of_an_older_run_are_known_so_that_their_flows_can_go() {
 fn clean_up_is_not_starved_by_changes_that_never_stop() {
     let mut bed = Bed::new();
     bed.service(1, 9);
+    bed.service(2, 2);
     bed.sync().unwrap();
-    let mut held = false;
-    for round in 0..200_u8 {
-        bed.service(1, if round % 2 == 0 { 2 } else { 9 });
-        bed.sync().unwrap();
-        held |= bed.engine.hold_until().is_some();
-        bed.now += Duration::from_millis(100);
-        if let Some(at) = bed.engine.hold_until() {
-            bed.now = at;
-            bed.engine.settle(at).unwrap();
-        }
-    }
-    assert!(held, "a quiet second is asked for");
     bed.service(1, 2);
     bed.sync().unwrap();
+    assert_eq!(bed.count("slots"), 11, "for packets in flight");
+    let mut gone = None;
+    for round in 0..30_u8 {
+        bed.service(2, if round % 2 == 0 { 1 } else { 2 });
+        bed.sync().unwrap();
+        bed.now += Duration::from_millis(100);
+        if bed.count("slots") <= 4 {
+            gone.get_or_insert(round);
+        }
+    }
+    assert!(gone.is_some_and(|round| (9..=20).contains(&round)), "after one second, whatever else changes: {gone:?}");
     bed.settle();
-    assert_eq!(bed.count("slots"), 2);
+    bed.settle();
+    assert_eq!(bed.engine.settle_at(), None, "nothing is left");
+    assert_eq!(bed.count("slots"), 4);
     bed.assert_in_step();
+}
+
+#[test]
+fn what_became_unused_just_now_is_not_taken_by_a_clean_up_that_is_due() {
+    let mut bed = Bed::new();
+    bed.service(1, 9);
+    bed.service(2, 7);
+    bed.sync().unwrap();
+    bed.service(1, 2);
+    bed.sync().unwrap();
+    bed.now += SETTLE_AFTER - Duration::from_millis(1);
+    bed.service(2, 3);
+    bed.sync().unwrap();
+    bed.now += Duration::from_millis(1);
+    bed.engine.settle(bed.now).unwrap();
+    assert_eq!(bed.count("slots"), 2 + 7, "one second old, one millisecond old");
+    bed.settle();
+    assert_eq!(bed.count("slots"), 2 + 3);
 }
 
 #[test]

@@ -99,6 +99,7 @@ impl Compiler {
             for (front, list) in port.slotted().into_iter().collect::<BTreeSet<_>>() {
                 if !kept.contains(&(front, list)) {
                     let slots = port.list(list).all().iter().map(slots::target).collect();
+                    self.marked.slots.remove(&(list, front));
                     self.stale_slots.insert((list, front), slots);
                 }
             }
@@ -116,6 +117,7 @@ impl Compiler {
                     *self.balancers.entry(balancer).or_default() += 1;
                 }
                 released.insert((set, key.clone()));
+                self.marked.elements.remove(&(set, key.clone()));
                 self.stale_elements.insert((set, key), value);
             }
         }
@@ -149,6 +151,7 @@ impl Compiler {
         }
         for id in old.ports.iter().flat_map(elements::balancers) {
             *self.balancers.get_mut(&id).expect("counted when the old plan was installed") -= 1;
+            self.marked.balancers.remove(&id);
         }
 
         let all_shared = |plan: &ServicePlan| plan.ports.iter().flat_map(Shared::of).collect::<HashSet<_>>();
@@ -162,6 +165,7 @@ impl Compiler {
             self.shared.remove(element);
         }
 
+        self.marked.surplus.remove(&name);
         if plan.has_surplus() {
             self.surplus.insert(name.clone());
         } else {
@@ -243,9 +247,7 @@ impl Compiler {
         }
         for id in back {
             if let Some(value) = self.stale_elements.remove(&id) {
-                if let Some(count) = elements::balancer(&value).and_then(|balancer| self.balancers.get_mut(&balancer)) {
-                    *count -= 1;
-                }
+                self.leads_no_more(&value);
                 old.push((id.0, id.1, value));
             }
         }
@@ -278,6 +280,7 @@ impl Compiler {
             }
             for name in old.keys().filter(|name| !new.contains_key(*name)) {
                 pass.batch.flush(name, Some(service));
+                self.marked.chains.remove(name);
                 self.idle_chains.insert(name.clone());
             }
         }

@@ -7,7 +7,8 @@ use crate::compile::elements::{self, SetId};
 use crate::compile::names::Prefix;
 use crate::compile::service::{Front, List};
 use crate::compile::slots::Target;
-use crate::nft::object::{Data, Name, Ruleset, Verdict};
+use crate::model::ObjectName;
+use crate::nft::object::{Data, Key, Name, Ruleset, Value, Verdict};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 impl Compiler {
@@ -63,11 +64,36 @@ impl Compiler {
             || self.balancers.values().any(|count| *count == 0)
     }
 
-    /// Removes what the last updates left for packets in flight (surplus slots, unused chains). Call at least one second after the
-    /// transaction of the last update.
+    /// Removes all that the last updates left for packets in flight (surplus slots, unused chains). Call at least one second after
+    /// the transaction of the last update, or see [`Compiler::mark`].
     pub fn settle(&mut self) -> Update {
+        let mut all = Update::default();
+        // A chain to which the elements led that go in the first turn goes in the second.
+        for _ in 0..2 {
+            self.mark();
+            all.steps.extend(self.settle_marked().steps);
+        }
+        all
+    }
+
+    /// Begins a second after which [`Compiler::settle_marked`] removes what is left for packets in flight now and is not used until then.
+    /// So changes that never stop do not hold up the removal.
+    pub fn mark(&mut self) {
+        self.marked = Marks {
+            surplus: self.surplus.clone(),
+            slots: self.stale_slots.keys().copied().collect(),
+            elements: self.stale_elements.keys().cloned().collect(),
+            chains: self.idle_chains.clone(),
+            balancers: self.balancers.iter().filter(|(_, count)| **count == 0).map(|(id, _)| *id).collect(),
+        };
+    }
+
+    /// Removes what was marked and is still unused. Call at least one second after [`Compiler::mark`].
+    pub fn settle_marked(&mut self) -> Update {
+        let marked = std::mem::take(&mut self.marked);
         let mut batch = Batch::default();
-        for name in std::mem::take(&mut self.surplus) {
+        for name in marked.surplus {
+            self.surplus.remove(&name);
             let Some(plan) = self.plans.get_mut(&name) else { continue };
             let mut changes = ElementChanges::default();
             for port in &mut plan.ports {
@@ -83,27 +109,48 @@ impl Compiler {
             batch.elements(changes, Some(&name));
         }
         let mut changes = ElementChanges::default();
-        for ((list, front), slots) in std::mem::take(&mut self.stale_slots).into_iter().collect::<BTreeMap<_, _>>() {
-            for number in 0..slots.len() {
+        for (list, front) in marked.slots {
+            for number in 0..self.stale_slots.remove(&(list, front)).map_or(0, |slots| slots.len()) {
                 changes.delete(SetId::slots(front, list), elements::slot_key(front, number));
             }
         }
-        for ((set, key), value) in std::mem::take(&mut self.stale_elements) {
-            if let Some(count) = elements::balancer(&value).and_then(|balancer| self.balancers.get_mut(&balancer)) {
-                *count -= 1;
+        for id in marked.elements {
+            if let Some(value) = self.stale_elements.remove(&id) {
+                self.leads_no_more(&value);
+                changes.delete(id.0, id.1);
             }
-            changes.delete(set, key);
         }
         batch.elements(changes, None);
-        self.balancers.retain(|(balancer, n), count| {
-            if *count == 0 {
-                batch.delete_chain(&balancer.chain(*n));
+        for (balancer, n) in marked.balancers {
+            if self.balancers.get(&(balancer, n)) == Some(&0) {
+                self.balancers.remove(&(balancer, n));
+                batch.delete_chain(&balancer.chain(n));
             }
-            *count > 0
-        });
-        for name in std::mem::take(&mut self.idle_chains) {
-            batch.delete_chain(&name);
+        }
+        for name in marked.chains {
+            if self.idle_chains.remove(&name) {
+                batch.delete_chain(&name);
+            }
         }
         Update { steps: batch.into_steps().0, ..Update::default() }
     }
+
+    /// An element with this value is gone.
+    pub(super) fn leads_no_more(&mut self, value: &Value) {
+        let Some(id) = elements::balancer(value) else { return };
+        if let Some(count) = self.balancers.get_mut(&id) {
+            *count -= 1;
+            self.marked.balancers.remove(&id);
+        }
+    }
+}
+
+/// What has been left for packets in flight for some time.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    pub surplus: BTreeSet<ObjectName>,
+    pub slots: BTreeSet<(List, Front)>,
+    pub elements: BTreeSet<(SetId, Key)>,
+    pub chains: BTreeSet<Name>,
+    pub balancers: BTreeSet<(Balancer, u32)>,
 }

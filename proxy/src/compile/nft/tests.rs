@@ -20,6 +20,8 @@ enum Event {
     Deltas(Vec<Delta>),
     Settings(Settings),
     Settle,
+    /// A second has passed, whether or not it was quiet.
+    Second,
     Quarantine(ObjectName),
 }
 
@@ -30,6 +32,7 @@ fn event(family: IpFamily) -> impl Strategy<Value = Event> {
             |(settings, affinity_clients_max, masquerade_mark)| Event::Settings(Settings { affinity_clients_max, masquerade_mark, ..settings })
         ),
         2 => Just(Event::Settle),
+        3 => Just(Event::Second),
         1 => strategies::service_name().prop_map(Event::Quarantine),
     ]
 }
@@ -94,6 +97,11 @@ impl World {
             }
             Event::Settle => {
                 self.settle();
+            }
+            Event::Second => {
+                let update = self.compiler.settle_marked();
+                self.commit(update);
+                self.compiler.mark();
             }
             Event::Quarantine(service) => {
                 let update = self.compiler.quarantine(&self.table, &service);
