@@ -6,6 +6,7 @@
 
 mod bench;
 mod command;
+mod conformance;
 mod demo;
 mod dist;
 mod lint;
@@ -31,6 +32,7 @@ enum Commands {
     Test(test::Options),
     Bench(bench::Options),
     Demo(demo::Options),
+    Conformance(conformance::Options),
     Lint(lint::Options),
     Tidy(tidy::Options),
     Notices(notices::Options),
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         Commands::Test(options) => test::run(&options),
         Commands::Bench(options) => bench::run(&options),
         Commands::Demo(options) => demo::run(&options),
+        Commands::Conformance(options) => conformance::run(&options),
         Commands::Lint(options) => lint::run(&options),
         Commands::Tidy(options) => tidy::run(&options),
         Commands::Notices(options) => notices::run(&options),

@@ -22,6 +22,8 @@ pub struct Care {
     pub looks: u32,
     /// Whether one difference is enough, so that others need not be confirmed.
     pub one_is_enough: bool,
+    /// Whether both nodes have the same proxy. What it leaves to chance may then differ in both directions.
+    pub same_proxy: bool,
 }
 
 impl Care {
@@ -31,13 +33,15 @@ impl Care {
         patience: Duration::from_millis(2500),
         looks: 3,
         one_is_enough: false,
+        same_proxy: false,
     };
     /// For one that must find something.
     pub const QUICK: Care = Care {
         silence: Duration::from_millis(300),
-        patience: Duration::from_millis(600),
+        patience: Duration::from_millis(450),
         looks: 2,
         one_is_enough: true,
+        same_proxy: false,
     };
 }
 
@@ -109,7 +113,7 @@ pub fn compare<'a>(
         look_at(worlds, round, &mut all, &open, if look == 1 { care.silence } else { care.patience }, care);
         for index in open {
             let one = &mut all[index];
-            one.judgement = judge(round, state, one.probe, &one.seen[0], &one.seen[1]);
+            one.judgement = judgement(round, state, one.probe, &one.seen, care);
             one.differed += u32::from(one.is_different());
         }
     }
@@ -122,6 +126,23 @@ pub fn compare<'a>(
         }
     }
     all
+}
+
+fn judgement(
+    round: &Round,
+    state: &State,
+    probe: &Probe,
+    [reference, subject]: &[Observation; 2],
+    care: Care,
+) -> Judgement {
+    let judgement = judge(round, state, probe, reference, subject);
+    if care.same_proxy && matches!(judgement, Judgement::Different(_)) {
+        let mirrored = judge(round, state, probe, subject, reference);
+        if matches!(mirrored, Judgement::Deliberate(_)) {
+            return mirrored;
+        }
+    }
+    judgement
 }
 
 /// By node; then what must be sent one after the other, since one changes what the next sees: the probes of one client to

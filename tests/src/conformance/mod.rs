@@ -8,7 +8,7 @@
 //!
 //! What the runner must do:
 //! * Serve every port of [`Round::ports`] in both worlds, so that what is left alone is answered.
-//! * Flush conntrack between states: a UDP flow of an earlier state is not part of the question.
+//! * Send each probe from a socket of its own: a UDP flow of an earlier state is not part of the question.
 //! * Try [`Probe::first_tries`] times, then as often as the judge asks for ([`Judgement::NeedMore`]).
 //! * Send probes with [`Probe::sticky`] one after the other: affinity is memory that they share.
 

@@ -129,6 +129,8 @@ impl Lab {
 
 fn states(pair: &mut Pair, round: &Round, report: &mut RoundReport, say: &dyn Fn(&str)) -> Result<()> {
     let mut flows: Option<Flows> = None;
+    let same_proxy = pair.proxies[0].program() == pair.proxies[1].program();
+    let care = Care { same_proxy, ..Care::FULL };
     let count = round.states.len();
     for (index, state) in round.states.iter().enumerate() {
         say(&format!("state {} of {count}: {}", index + 1, state.what.join(", ")));
@@ -149,7 +151,7 @@ fn states(pair: &mut Pair, round: &Round, report: &mut RoundReport, say: &dyn Fn
         }
         say(&format!("state {} of {count}: {} probes", index + 1, state.probes.len()));
         let probes: Vec<&Probe> = state.probes.iter().collect();
-        let judged = compare(&pair.worlds, round, state, &probes, Care::FULL);
+        let judged = compare(&pair.worlds, round, state, &probes, care);
         report.states += 1;
         for one in &judged {
             report.coverage.count(one.probe, &one.seen[Side::Reference.index()]);
