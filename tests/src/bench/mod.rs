@@ -8,4 +8,5 @@ pub mod machine;
 pub mod numbers;
 pub mod proc;
 pub mod running;
+pub mod sync;
 pub mod table;

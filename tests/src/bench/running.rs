@@ -10,7 +10,7 @@ use crate::world::NODE_NAME;
 use anyhow::{Context, Result, bail};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -158,6 +158,11 @@ fn sum(text: &str, name: &str) -> Option<f64> {
     values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
 }
 
+/// The program that a process runs, if it can be told.
+fn program(pid: u32) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/{pid}/exe")).ok()
+}
+
 /// Looks at the memory of a process's children until dropped.
 struct Children {
     highest: Arc<AtomicU64>,
@@ -173,6 +178,10 @@ impl Children {
             std::thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     for child in proc::children(pid) {
+                        // Between fork and exec, a child shows the memory of its parent.
+                        if program(child) == program(pid) {
+                            continue;
+                        }
                         if let Ok((_, peak)) = proc::memory(child) {
                             highest.fetch_max(peak, Ordering::Relaxed);
                         }

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
-use proxy_tests::bench::connect;
 use proxy_tests::bench::table::Format;
+use proxy_tests::bench::{connect, sync};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Command {
+    Sync(Sync),
     Connect(Connect),
 }
 
@@ -38,6 +39,58 @@ impl Output {
         } else {
             print!("{}", render(if self.readme { Format::Markdown } else { Format::Text }));
         }
+        Ok(())
+    }
+}
+
+/// From the API server to packets: cold start, restart, single changes, memory.
+#[derive(Args)]
+struct Sync {
+    /// Sizes of the cluster, in Services.
+    #[arg(long, value_delimiter = ',', default_value = "1000,10000")]
+    services: Vec<usize>,
+    /// Endpoints of each Service.
+    #[arg(long, default_value_t = 10)]
+    endpoints: usize,
+    /// Visits of each program to each size.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Single changes of each kind in each visit.
+    #[arg(long, default_value_t = 20)]
+    changes: usize,
+    /// Seconds without any change before memory is looked at once more; 0 = it is not.
+    #[arg(long, default_value_t = 0)]
+    idle: u64,
+    /// Seconds that anything may take.
+    #[arg(long, default_value_t = 600)]
+    limit: u64,
+    /// A short form: 200 Services with 5 endpoints, 1 round of 1 change of each kind.
+    #[arg(long, conflicts_with_all = ["services", "endpoints", "rounds", "changes"])]
+    quick: bool,
+    /// Fail if Tandem needs more than this many times what kube-proxy needs, in any of the main measures.
+    #[arg(long, value_name = "TIMES")]
+    assert: Option<f64>,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Sync {
+    fn run(self) -> Result<()> {
+        let mut options = sync::Options {
+            services: self.services,
+            endpoints: self.endpoints,
+            rounds: self.rounds,
+            changes: self.changes,
+            idle: Duration::from_secs(self.idle),
+            limit: Duration::from_secs(self.limit),
+        };
+        if self.quick {
+            options = sync::Options { idle: options.idle, limit: options.limit, ..sync::Options::quick() };
+        }
+        let report = sync::run(&options)?;
+        self.output.print(&report, |format| report.render(format))?;
+        let above = self.assert.map(|times| report.above(times)).unwrap_or_default();
+        anyhow::ensure!(above.is_empty(), "Tandem needs more than allowed:\n{}", above.join("\n"));
         Ok(())
     }
 }
@@ -79,6 +132,7 @@ impl Connect {
 
 fn main() -> Result<()> {
     match Options::parse().command {
+        Command::Sync(options) => options.run(),
         Command::Connect(options) => options.run(),
     }
 }
