@@ -1,5 +1,6 @@
 //! Benchmarks of Tandem beside the real kube-proxy: on the same objects in a real API server, by real connections.
 
+pub mod churn;
 pub mod cluster;
 pub mod connect;
 pub mod knock;
@@ -9,4 +10,5 @@ pub mod numbers;
 pub mod proc;
 pub mod running;
 pub mod sync;
+pub mod scale;
 pub mod table;

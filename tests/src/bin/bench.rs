@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use proxy_tests::bench::table::Format;
-use proxy_tests::bench::{connect, sync};
+use proxy_tests::bench::{churn, connect, scale, sync};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ struct Options {
 enum Command {
     Sync(Sync),
     Connect(Connect),
+    Scale(Scale),
 }
 
 /// How results are printed.
@@ -130,9 +131,59 @@ impl Connect {
     }
 }
 
+/// Far larger clusters, and endpoints that change all the time.
+#[derive(Args)]
+struct Scale {
+    /// Sizes that are started, as SERVICESxENDPOINTS.
+    #[arg(long, value_delimiter = ',', default_value = "30000x4,2000x100", value_parser = size)]
+    sizes: Vec<(usize, usize)>,
+    /// Services added one after the other at each size.
+    #[arg(long, default_value_t = 11)]
+    added: usize,
+    /// Size of the cluster whose endpoints change.
+    #[arg(long, default_value = "10000x10", value_parser = size)]
+    churn: (usize, usize),
+    /// Endpoint changes a second.
+    #[arg(long, default_value_t = 1000)]
+    rate: usize,
+    /// Seconds of changes.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Seconds that a proxy may take until it serves, and until it has caught up.
+    #[arg(long, default_value_t = 600)]
+    limit: u64,
+    /// `start` or `churn` alone.
+    #[arg(long, value_parser = ["start", "churn"])]
+    only: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
+
+fn size(text: &str) -> Result<(usize, usize), String> {
+    let numbers =
+        text.split_once('x').and_then(|(services, endpoints)| Some((services.parse().ok()?, endpoints.parse().ok()?)));
+    numbers.ok_or_else(|| "give Services and endpoints of each, for instance 30000x4".to_string())
+}
+
+impl Scale {
+    fn run(self) -> Result<()> {
+        let limit = Duration::from_secs(self.limit);
+        let changes = churn::Options { rate: self.rate, time: Duration::from_secs(self.seconds), limit };
+        let only = self.only.as_deref();
+        let report = scale::run(&scale::Options {
+            sizes: if only == Some("churn") { Vec::new() } else { self.sizes },
+            added: self.added,
+            churn: (only != Some("start")).then_some(scale::Churn { size: self.churn, changes }),
+            limit,
+        })?;
+        self.output.print(&report, |format| report.render(format))
+    }
+}
+
 fn main() -> Result<()> {
     match Options::parse().command {
         Command::Sync(options) => options.run(),
         Command::Connect(options) => options.run(),
+        Command::Scale(options) => options.run(),
     }
 }
