@@ -9,6 +9,6 @@ pub mod machine;
 pub mod numbers;
 pub mod proc;
 pub mod running;
-pub mod sync;
 pub mod scale;
+pub mod sync;
 pub mod table;
