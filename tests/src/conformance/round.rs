@@ -99,6 +99,8 @@ fn flags(chance: &mut Chance) -> Vec<String> {
 mod tests {
     use super::super::{Class, Coverage, Expected, Fate, Observation, Source};
     use super::*;
+    use crate::apiserver::ApiServer;
+    use crate::cluster::Cluster;
     use serde_json::Value;
     use std::collections::BTreeMap;
 
@@ -198,6 +200,24 @@ mod tests {
         }
         // 34 features and 21 changes, of which two have the same word.
         assert_eq!(seen.len(), 53, "{seen:?}");
+    }
+
+    #[test]
+    fn the_real_api_server_takes_every_state() {
+        if let Some(why) = crate::netns::missing().or_else(crate::envtest::missing) {
+            println!("SKIP {why}");
+            return;
+        }
+        let api = ApiServer::start(&crate::envtest::binaries().unwrap()).unwrap();
+        for number in 0..4 {
+            let mut cluster = Cluster::new(&api);
+            for (index, state) in round(2026, number).states.iter().enumerate() {
+                if let Err(e) = cluster.apply(&state.objects, false) {
+                    panic!("round {number}, state {}, after {:?}: {e:#}", index + 1, state.what);
+                }
+            }
+            cluster.clear().unwrap();
+        }
     }
 
     fn features(object: &Value) -> impl Iterator<Item = &'static str> {
