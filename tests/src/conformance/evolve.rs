@@ -14,7 +14,11 @@ const MOST: usize = 40;
 /// Changes `cluster` a few times and says how.
 pub(super) fn evolve(cluster: &mut Cluster, chance: &mut Chance) -> Vec<String> {
     let mut what = Vec::new();
-    let wanted = chance.between(4, 12);
+    if cluster.zone.is_none() && !chance.one_in(4) {
+        cluster.zone = Some(ZONES[0]);
+        what.push(format!("the node is in {}", ZONES[0]));
+    }
+    let wanted = what.len() + chance.between(4, 12);
     // Some draws change nothing: they find nothing of their kind.
     for _ in 0..200 {
         if what.len() == wanted {
