@@ -154,7 +154,11 @@ fn change_endpoints(service: &mut Service, chance: &mut Chance) -> Option<String
         let n = chance.between(1, places.len().clamp(1, 4));
         chance.some(&places, n)
     };
-    let how = match chance.below(10) {
+    let draw = chance.below(10);
+    if places.is_empty() && (2..=6).contains(&draw) {
+        return None;
+    }
+    let how = match draw {
         0 | 1 => {
             let new: Vec<Place> = (0..chance.between(1, 3))
                 .map(|_| match chance.below(3) {
