@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::{Probe, State};
+use crate::engine::Objects;
 use crate::probe::Proto;
 use proxy::model::ObjectName;
 use serde_json::Value;
@@ -20,28 +20,33 @@ pub(super) struct Claim {
 }
 
 /// All claims to the destination, NodePorts included if it is one of the node's addresses.
-pub(super) fn claims(state: &State, probe: &Probe, node_addresses: &BTreeSet<IpAddr>) -> Vec<Claim> {
-    state
-        .objects
+pub(super) fn claims(objects: &Objects, proto: Proto, to: SocketAddr, node_addresses: &BTreeSet<IpAddr>) -> Vec<Claim> {
+    objects
         .values()
         .filter(|o| o["kind"] == "Service")
-        .flat_map(|o| claim(state, probe, o, node_addresses))
+        .flat_map(|o| claim(objects, proto, to, o, node_addresses))
         .collect()
 }
 
-fn claim(state: &State, probe: &Probe, service: &Value, node_addresses: &BTreeSet<IpAddr>) -> Vec<Claim> {
+fn claim(
+    objects: &Objects,
+    proto: Proto,
+    to: SocketAddr,
+    service: &Value,
+    node_addresses: &BTreeSet<IpAddr>,
+) -> Vec<Claim> {
     let labels = &service["metadata"]["labels"];
     if !labels["service.kubernetes.io/service-proxy-name"].is_null() {
         return Vec::new();
     }
-    let ip = probe.to.ip();
+    let ip = to.ip();
     let is_ip = |value: &Value| value.as_str().and_then(|text| text.parse::<IpAddr>().ok()) == Some(ip);
     let cluster_ip = list(&service["spec"]["clusterIPs"]).iter().any(is_ip);
     let external = list(&service["spec"]["externalIPs"]).iter().any(is_ip)
         || list(&service["status"]["loadBalancer"]["ingress"])
             .iter()
             .any(|i| i["ipMode"] != "Proxy" && is_ip(&i["ip"]));
-    let protocol = match probe.proto {
+    let protocol = match proto {
         Proto::Tcp => "TCP",
         Proto::Udp => "UDP",
         Proto::Sctp => "SCTP",
@@ -50,8 +55,8 @@ fn claim(state: &State, probe: &Probe, service: &Value, node_addresses: &BTreeSe
     let name = name_of(service, "/metadata/name");
     let owns = |port: &&Value| {
         port["protocol"] == protocol
-            && ((cluster_ip || external) && port["port"] == probe.to.port()
-                || node_addresses.contains(&ip) && port["nodePort"] == probe.to.port())
+            && ((cluster_ip || external) && port["port"] == to.port()
+                || node_addresses.contains(&ip) && port["nodePort"] == to.port())
     };
     list(&service["spec"]["ports"])
         .iter()
@@ -59,14 +64,14 @@ fn claim(state: &State, probe: &Probe, service: &Value, node_addresses: &BTreeSe
         .map(|port| Claim {
             service: name.clone(),
             cluster_ip,
-            endpoints: endpoints(state, &name, port, if ip.is_ipv4() { "IPv4" } else { "IPv6" }),
+            endpoints: endpoints(objects, &name, port, if ip.is_ipv4() { "IPv4" } else { "IPv6" }),
         })
         .collect()
 }
 
 /// Usable endpoints of a service port.
-fn endpoints(state: &State, service: &ObjectName, port: &Value, family: &str) -> BTreeSet<SocketAddr> {
-    let slices = state.objects.values().filter(|o| {
+fn endpoints(objects: &Objects, service: &ObjectName, port: &Value, family: &str) -> BTreeSet<SocketAddr> {
+    let slices = objects.values().filter(|o| {
         o["kind"] == "EndpointSlice"
             && o["addressType"] == family
             && o["metadata"]["labels"]["service.kubernetes.io/headless"].is_null()

@@ -44,7 +44,7 @@ pub const DELIBERATE: [Deliberate; 2] = [
 /// claims it.
 #[must_use]
 pub fn cluster_ip_outranks_claims(case: &Case<'_>) -> bool {
-    let claims = claims(case.state, case.probe, &BTreeSet::new());
+    let claims = claims(&case.state.objects, case.probe.proto, case.probe.to, &BTreeSet::new());
     let (own, others): (Vec<_>, Vec<_>) = claims.iter().partition(|c| c.cluster_ip);
     let [own] = own[..] else { return false };
     took_anothers(case, &own.endpoints, &others)
@@ -57,7 +57,7 @@ pub fn cluster_ip_outranks_claims(case: &Case<'_>) -> bool {
 /// same, and the address is nobody's ClusterIP.
 #[must_use]
 pub fn smallest_name_stands(case: &Case<'_>) -> bool {
-    let claims = claims(case.state, case.probe, &BTreeSet::new());
+    let claims = claims(&case.state.objects, case.probe.proto, case.probe.to, &BTreeSet::new());
     let Some(first) = claims.iter().min_by(|a, b| a.service.cmp(&b.service)) else { return false };
     let others: Vec<_> = claims.iter().filter(|c| c.service != first.service).collect();
     claims.iter().all(|c| !c.cluster_ip) && took_anothers(case, &first.endpoints, &others)

@@ -3,6 +3,7 @@
 //! Which endpoint a connection gets is chance, so the nodes are compared by endpoint: what became of the connections that
 //! were at the same one on both.
 
+use crate::conformance::claims::claims;
 use crate::conformance::pair::Side;
 use crate::conformance::report::owning_slices;
 use crate::conformance::volley::{Shot, fire};
@@ -172,15 +173,17 @@ fn fate(flow: &Flow, backend: SocketAddr, world: &World) -> FlowFate {
 /// Whether a difference is a deliberate one: Tandem deletes UDP entries that contradict the service map after any change, and
 /// kube-proxy only after changes of endpoints and only where the frontend still exists (its known limit 14).
 ///
-/// So: UDP, kube-proxy let it go on, Tandem did not, and the endpoint serves this frontend no more: it is no serving endpoint of
-/// an owner, and new connections do not get there.
+/// So: UDP, kube-proxy let it go on, Tandem did not, and the endpoint serves this frontend no more: nobody has the frontend, or the
+/// endpoint is no serving one of an owner; and new connections do not get there.
 #[must_use]
 pub fn is_thorough_clean_up(difference: &FlowDifference, objects: &Objects, worlds: &[World; 2]) -> bool {
     let place = &difference.place;
+    let node_addresses = worlds[0].spec.local_addresses();
+    let claimed = !claims(objects, place.proto, place.to, &node_addresses).is_empty();
     if place.proto != Proto::Udp
         || difference.fates[0] != [FlowFate::Same].into()
         || difference.fates[1].contains(&FlowFate::Same)
-        || owning_slices(objects, place.to).any(|slice| serves(slice, difference.backend.ip()))
+        || (claimed && owning_slices(objects, place.to).any(|slice| serves(slice, difference.backend.ip())))
     {
         return false;
     }

@@ -110,7 +110,7 @@ fn sticky(
         return (left != right).then(|| "the outcomes differ".into());
     };
     let local = round.world.local_addresses();
-    let claims = claims(state, probe, &local);
+    let claims = claims(&state.objects, probe.proto, probe.to, &local);
     for (who, endpoint) in [("kube-proxy", a), ("Tandem", b)] {
         if !claims.iter().any(|claim| claim.endpoints.contains(endpoint)) {
             return Some(format!("{who} went to {endpoint}, which is no usable endpoint of the Service"));
