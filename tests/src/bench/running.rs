@@ -88,15 +88,17 @@ impl Running {
         self.children.highest.load(Ordering::Relaxed)
     }
 
-    /// CPU time that it and the processes that it started have used.
+    /// CPU time that it and the processes that it started have used, those that still run included.
     ///
     /// # Errors
     /// It ended.
     pub fn cpu_time(&self) -> Result<Duration> {
-        proc::cpu_time_with_children(self.process.pid())
+        let running = proc::children(self.process.pid()).into_iter().filter_map(|child| proc::cpu_time(child).ok());
+        let running: Duration = running.sum();
+        Ok(proc::cpu_time_with_children(self.process.pid())? + running)
     }
 
-    /// Waits until it rests: its first rules may be followed by others.
+    /// Waits until it rests, without a child process and without using its CPUs: its first rules may be followed by others.
     ///
     /// # Errors
     /// It ends, or does not rest within `limit`.
@@ -107,7 +109,8 @@ impl Running {
             std::thread::sleep(Duration::from_secs(1));
             self.alive()?;
             let now = self.cpu_time()?;
-            if now.saturating_sub(last) <= Duration::from_millis(50) {
+            let alone = proc::children(self.process.pid()).is_empty();
+            if alone && now.saturating_sub(last) <= Duration::from_millis(50) {
                 return Ok(());
             }
             if Instant::now() > deadline {

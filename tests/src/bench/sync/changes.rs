@@ -86,6 +86,8 @@ pub(super) async fn make(plan: Plan, client: &Client, knocker: &Knocker) -> Resu
             create(client, Manager::Controller, &slice).await?;
         }
     }
+    // The first of these slices caused a sync, the others one more, a second later.
+    tokio::time::sleep(QUIET).await;
     for change in 0..plan.changes {
         tokio::time::sleep(QUIET).await;
         let index = plan.added(change);
