@@ -78,16 +78,21 @@ pub(super) struct Changes {
     pub(super) removed: Vec<f64>,
 }
 
-/// Adds Services and removes endpoints, over one connection to the API server that is open already.
-pub(super) async fn make(plan: Plan, client: &Client, knocker: &Knocker) -> Result<Changes> {
-    let (cluster, mut changes) = (plan.cluster, Changes::default());
+/// Writes the slices of the Services that will be added: proxies keep them, and have nothing to program.
+pub(super) async fn prepare(plan: Plan, client: &Client) -> Result<()> {
     for change in 0..plan.changes {
-        for slice in cluster.slices(plan.added(change), NOBODY, &plan.pair(change)) {
+        for slice in plan.cluster.slices(plan.added(change), NOBODY, &plan.pair(change)) {
             create(client, Manager::Controller, &slice).await?;
         }
     }
-    // The first of these slices caused a sync, the others one more, a second later.
+    // The first of these slices causes a sync, the others one more, a second later.
     tokio::time::sleep(QUIET).await;
+    Ok(())
+}
+
+/// Adds Services and removes endpoints, over one connection to the API server that is open already.
+pub(super) async fn make(plan: Plan, client: &Client, knocker: &Knocker) -> Result<Changes> {
+    let (cluster, mut changes) = (plan.cluster, Changes::default());
     for change in 0..plan.changes {
         tokio::time::sleep(QUIET).await;
         let index = plan.added(change);

@@ -54,7 +54,7 @@ pub fn visit(
     let plan = Plan { cluster, changes: options.changes, limit: options.limit };
     let mut visit = Visit { program, binaries, api, plan, idle: options.idle, lane, knocker, dir, samples };
     let mut running = visit.start()?;
-    let changed = visit.cold(&mut running).and_then(|()| visit.changes()).and_then(|()| running.alive());
+    let changed = visit.cold(&mut running).and_then(|()| visit.changes(&mut running)).and_then(|()| running.alive());
     changed.with_context(|| running.log_tail())?;
     visit.restart(running)?;
     let plan = visit.plan;
@@ -118,8 +118,10 @@ impl Visit<'_> {
         Ok(())
     }
 
-    fn changes(&mut self) -> Result<()> {
+    fn changes(&mut self, running: &mut Running) -> Result<()> {
         let (plan, knocker) = (self.plan, &self.knocker);
+        self.api.access()?.run(async |client| changes::prepare(plan, &client).await)?;
+        running.rest(plan.limit)?;
         let changes = self.api.access()?.run(async |client| changes::make(plan, &client, knocker).await)?;
         self.add(Measure::Added, changes.added);
         self.add(Measure::AddedAfterReturn, changes.added_after_return);
