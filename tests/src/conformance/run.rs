@@ -27,8 +27,9 @@ const FLOW_LOOKS: u32 = 3;
 /// How long Tandem may take to find and repair what an outsider changed.
 const REPAIR: Duration = Duration::from_secs(20);
 
-/// What Tandem leaves over for packets in flight, it removes a second after a change; a table is whole after that.
-const LEFT_OVERS: Duration = Duration::from_millis(1500);
+/// What Tandem leaves over for packets in flight, it marks at one sync and removes a second later, and what came meanwhile a
+/// second after that: a table that did not change for longer is whole.
+const LEFT_OVERS: Duration = Duration::from_millis(2300);
 
 /// A real control plane.
 pub struct Lab {
@@ -102,13 +103,14 @@ impl Lab {
                         found.insert(mutation.name, difference);
                     }
                 }
-                std::thread::sleep(LEFT_OVERS);
+                let begun = (Instant::now(), essence(&pair)?);
                 let probes: Vec<&Probe> = state.probes.iter().collect();
                 let before = compare(&pair.worlds, round, state, &probes, Care::FULL);
                 if let Some(judged) = before.iter().find(|j| j.is_different()) {
                     let difference = describe(&mut pair, round, index, judged);
                     bail!("the nodes differ before anything is broken:\n{difference}");
                 }
+                await_whole(&pair, begun)?;
                 for mutation in left.iter().filter(|m| matches!(m.breaks, Breaks::Rules(_))) {
                     say(&format!("state {}: {}", index + 1, mutation.what));
                     if let Some(difference) = broken(&mut pair, round, index, mutation)? {
@@ -211,6 +213,24 @@ fn flow_differs_again(pair: &mut Pair, round: &Round, index: usize, difference: 
     Ok(true)
 }
 
+/// The tables of the subject, comparable.
+fn essence(pair: &Pair) -> Result<[Vec<String>; 2]> {
+    let node = &pair.worlds[Side::Subject.index()].node;
+    Ok([LiveTable::read(node, "ip")?.essence(), LiveTable::read(node, "ip6")?.essence()])
+}
+
+/// Waits until the tables, last seen to change as `seen` says, have nothing left over.
+fn await_whole(pair: &Pair, (mut since, mut seen): (Instant, [Vec<String>; 2])) -> Result<()> {
+    eventually("Tandem's tables do not change any more", REPAIR, || {
+        match essence(pair) {
+            Ok(now) if now == seen => {}
+            Ok(now) => (since, seen) = (Instant::now(), now),
+            Err(e) => return Some(Err(e)),
+        }
+        (since.elapsed() >= LEFT_OVERS).then_some(Ok(()))
+    })?
+}
+
 /// Puts back what Tandem cleaned up, and looks whether that shows.
 fn restored(pair: &mut Pair, round: &Round, index: usize, flows: &Flows) -> Result<Option<Difference>> {
     signal(pair, Signal::SIGSTOP)?;
@@ -249,13 +269,9 @@ fn broken(pair: &mut Pair, round: &Round, index: usize, mutation: &Mutation) -> 
     let difference = judged.iter().find(|j| j.is_different()).map(|judged| describe(pair, round, index, judged));
     signal(pair, Signal::SIGCONT)?;
     applied.with_context(|| format!("{}:\n{commands}", mutation.name))?;
-    let node = &pair.worlds[Side::Subject.index()].node;
-    let essence = [whole[0].essence(), whole[1].essence()];
-    eventually(&format!("Tandem repairs {}", mutation.name), REPAIR, || {
-        let now = [LiveTable::read(node, "ip").ok()?, LiveTable::read(node, "ip6").ok()?];
-        (now[0].essence() == essence[0] && now[1].essence() == essence[1]).then_some(())
-    })
-    .with_context(|| pair.proxies[Side::Subject.index()].log_tail())?;
+    let before = whole.map(|table| table.essence());
+    eventually(&format!("Tandem repairs {}", mutation.name), REPAIR, || (essence(pair).ok()? == before).then_some(()))
+        .with_context(|| pair.proxies[Side::Subject.index()].log_tail())?;
     Ok(difference)
 }
 
