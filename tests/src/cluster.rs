@@ -1,7 +1,7 @@
 //! Objects at a real API server, and the proxies that watch it: any number of them, each in a node of its own.
 
 use crate::apiserver::{ApiServer, User};
-use crate::engine::{Key, Objects, await_sentinel, sentinel, tandem_binary};
+use crate::engine::{Key, Objects, await_sentinel, key, sentinel, tandem_binary};
 use crate::envtest::Binaries;
 use crate::netns::Netns;
 use crate::process::Process;
@@ -51,17 +51,25 @@ impl<'a> Cluster<'a> {
     /// The API server refuses an object.
     pub fn apply(&mut self, objects: &Objects, watched: bool) -> Result<()> {
         self.step += 1;
+        let sentinel = sentinel(self.step).0;
         let mut all = objects.clone();
-        sentinel(self.step).0.into_iter().for_each(|o| all.put(o));
+        sentinel.iter().for_each(|o| all.put(o.clone()));
+        let gone = self.applied.keys().filter(|k| !all.keys().any(|n| n == *k)).cloned();
+        let (gone_slices, gone): (Vec<Key>, Vec<Key>) = gone.partition(|(kind, ..)| kind == "EndpointSlice");
         // A ClusterIP is free again only when its old owner is gone.
-        let gone: Vec<Key> = self.applied.keys().filter(|k| !all.keys().any(|n| n == *k)).cloned().collect();
         for (kind, namespace, name) in &gone {
             self.api.delete(kind, Some(namespace), name)?;
         }
         let old: Vec<&Value> = self.applied.values().collect();
         // The API server makes the ServiceCIDR of its flags itself.
         let changed = all.values().filter(|o| !old.contains(o) && o["kind"] != "ServiceCIDR").cloned();
-        let (nodes, others): (Vec<Value>, Vec<Value>) = changed.partition(|o| o["kind"] == "Node");
+        let changed = changed.filter(|o| !sentinel.contains(o));
+        let (nodes, mut others): (Vec<Value>, Vec<Value>) = changed.partition(|o| o["kind"] == "Node");
+        // An endpoint that moves from slice to slice is in both for a moment, and never in none: whoever is quick would see it go.
+        others.sort_by_cached_key(|new| {
+            let before = old.iter().find(|o| key(o) == key(new)).map_or(0, |o| endpoints(o));
+            new["kind"] != "EndpointSlice" || endpoints(new) <= before
+        });
         if !nodes.is_empty() {
             self.api.apply(&nodes)?;
             if watched {
@@ -70,6 +78,10 @@ impl<'a> Cluster<'a> {
             }
         }
         self.api.apply(&others)?;
+        for (kind, namespace, name) in &gone_slices {
+            self.api.delete(kind, Some(namespace), name)?;
+        }
+        self.api.apply(&sentinel)?;
         self.applied = all;
         Ok(())
     }
@@ -82,6 +94,11 @@ impl<'a> Cluster<'a> {
         self.applied = Objects::default();
         self.api.clear()
     }
+}
+
+/// How many endpoints a slice has.
+fn endpoints(slice: &Value) -> usize {
+    slice["endpoints"].as_array().map_or(0, Vec::len)
 }
 
 /// A proxy that works at a real API server.

@@ -17,6 +17,8 @@ pub(super) struct Claim {
     pub(super) cluster_ip: bool,
     /// Its endpoints for that port that are ready, or serve while they terminate. Policies and topology play no part.
     pub(super) endpoints: BTreeSet<SocketAddr>,
+    /// Its endpoints for that port that are serving, whether or not they are ready.
+    pub(super) serving: BTreeSet<SocketAddr>,
 }
 
 /// All claims to the destination, NodePorts included if it is one of the node's addresses.
@@ -61,16 +63,31 @@ fn claim(
     list(&service["spec"]["ports"])
         .iter()
         .filter(owns)
-        .map(|port| Claim {
-            service: name.clone(),
-            cluster_ip,
-            endpoints: endpoints(objects, &name, port, if ip.is_ipv4() { "IPv4" } else { "IPv6" }),
+        .map(|port| {
+            let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+            // API: without `serving`, `ready` counts; without both, it serves.
+            let serving = |is: &dyn Fn(&str) -> Option<bool>| is("serving").or(is("ready")).unwrap_or(true);
+            let usable = |is: &dyn Fn(&str) -> Option<bool>| {
+                is("ready").unwrap_or(true) || (serving(is) && is("terminating").unwrap_or(false))
+            };
+            Claim {
+                service: name.clone(),
+                cluster_ip,
+                endpoints: endpoints(objects, &name, port, family, usable),
+                serving: endpoints(objects, &name, port, family, serving),
+            }
         })
         .collect()
 }
 
-/// Usable endpoints of a service port.
-fn endpoints(objects: &Objects, service: &ObjectName, port: &Value, family: &str) -> BTreeSet<SocketAddr> {
+/// Endpoints of a service port whose conditions, given by name, are as wanted.
+fn endpoints(
+    objects: &Objects,
+    service: &ObjectName,
+    port: &Value,
+    family: &str,
+    wanted: impl Fn(&dyn Fn(&str) -> Option<bool>) -> bool,
+) -> BTreeSet<SocketAddr> {
     let slices = objects.values().filter(|o| {
         o["kind"] == "EndpointSlice"
             && o["addressType"] == family
@@ -88,8 +105,7 @@ fn endpoints(objects: &Objects, service: &ObjectName, port: &Value, family: &str
             .filter_map(|p| p["port"].as_u64().and_then(|n| u16::try_from(n).ok()))
             .collect();
         for endpoint in list(&slice["endpoints"]) {
-            let condition = |name: &str, default| endpoint["conditions"][name].as_bool().unwrap_or(default);
-            let usable = condition("ready", true) || (condition("serving", true) && condition("terminating", false));
+            let usable = wanted(&|name| endpoint["conditions"][name].as_bool());
             let address = endpoint["addresses"][0].as_str().and_then(|text| text.parse::<IpAddr>().ok());
             if let (true, Some(address)) = (usable, address) {
                 found.extend(numbers.iter().map(|number| SocketAddr::new(address, *number)));

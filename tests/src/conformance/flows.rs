@@ -5,12 +5,10 @@
 
 use crate::conformance::claims::claims;
 use crate::conformance::pair::Side;
-use crate::conformance::report::owning_slices;
 use crate::conformance::volley::{Shot, fire};
 use crate::engine::Objects;
 use crate::probe::{Flow, Proto, Seen};
 use crate::world::World;
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -179,11 +177,11 @@ fn fate(flow: &Flow, backend: SocketAddr, world: &World) -> FlowFate {
 pub fn is_thorough_clean_up(difference: &FlowDifference, objects: &Objects, worlds: &[World; 2]) -> bool {
     let place = &difference.place;
     let node_addresses = worlds[0].spec.local_addresses();
-    let claimed = !claims(objects, place.proto, place.to, &node_addresses).is_empty();
+    let claims = claims(objects, place.proto, place.to, &node_addresses);
     if place.proto != Proto::Udp
         || difference.fates[0] != [FlowFate::Same].into()
         || difference.fates[1].contains(&FlowFate::Same)
-        || (claimed && owning_slices(objects, place.to).any(|slice| serves(slice, difference.backend.ip())))
+        || claims.iter().any(|claim| claim.serving.contains(&difference.backend))
     {
         return false;
     }
@@ -195,18 +193,5 @@ pub fn is_thorough_clean_up(difference: &FlowDifference, objects: &Objects, worl
     !seen.iter().flatten().flatten().any(|seen| match seen {
         Seen::Answer(answer) | Seen::OneWay(answer) => answer.local == difference.backend,
         _ => false,
-    })
-}
-
-/// Whether an endpoint of the slice with this address is serving.
-fn serves(slice: &Value, address: IpAddr) -> bool {
-    let address = address.to_string();
-    slice["endpoints"].as_array().is_some_and(|all| {
-        all.iter().any(|endpoint| {
-            let conditions = &endpoint["conditions"];
-            // API: without `serving`, `ready` counts; without both, it serves.
-            let serving = conditions["serving"].as_bool().or(conditions["ready"].as_bool()).unwrap_or(true);
-            serving && endpoint["addresses"].as_array().is_some_and(|a| a.iter().any(|a| *a == address))
-        })
     })
 }
