@@ -137,6 +137,7 @@ fn compare(
             Output::Json => println!("{}", serde_json::to_string(&report)?),
             Output::Text => {
                 println!("round {number}: {report}");
+                report.passing.iter().for_each(|how| println!("  gone at a second look: {how}"));
                 report.differences.iter().for_each(|difference| println!("{difference}"));
             }
         }

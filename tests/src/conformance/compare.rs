@@ -54,6 +54,8 @@ pub struct Judged<'a> {
     pub seen: [Observation; 2],
     /// In how many looks the nodes differed.
     pub differed: u32,
+    /// The difference of the first of them.
+    pub first: Option<String>,
     /// The judgement; `NeedMore` only if the comparison ended because one difference was enough.
     pub judgement: Judgement,
 }
@@ -91,6 +93,7 @@ pub fn compare<'a>(
         probe,
         seen: Default::default(),
         differed: 0,
+        first: None,
         judgement: Judgement::NeedMore { tries: probe.first_tries() },
     };
     let mut all: Vec<Judged> = probes.iter().map(unseen).collect();
@@ -114,7 +117,10 @@ pub fn compare<'a>(
         for index in open {
             let one = &mut all[index];
             one.judgement = judgement(round, state, one.probe, &one.seen, care);
-            one.differed += u32::from(one.is_different());
+            if let Judgement::Different(how) = &one.judgement {
+                one.differed += 1;
+                one.first.get_or_insert_with(|| how.clone());
+            }
         }
     }
     for one in &mut all {

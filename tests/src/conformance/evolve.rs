@@ -99,6 +99,12 @@ fn change_service(service: &mut Service, next_node_port: &mut u16, chance: &mut 
                 return None;
             }
             service.ports[index].port = port;
+            // The API server lets two ports of a new NodePort Service share a NodePort only if their numbers are the same.
+            let node_port = service.ports[index].node_port;
+            if service.ports.iter().filter(|p| p.node_port == node_port).count() > 1 {
+                service.ports[index].node_port = *next_node_port;
+                *next_node_port += 1;
+            }
             format!("serves at {port}")
         }
         5 => {

@@ -70,8 +70,9 @@ pub struct RoundReport {
     pub coverage: Coverage,
     /// Deliberate differences by name.
     pub deliberate: BTreeMap<String, usize>,
-    /// Probes that differed at first and not when they were looked at again.
-    pub passing: usize,
+    /// How probes differed that did so at first and not when they were looked at again: a machine under load, or a bug that is
+    /// hard to catch.
+    pub passing: Vec<String>,
     /// Differences.
     pub differences: Vec<Difference>,
     /// Classes without a probe, and other reasons why the round proves too little.
@@ -91,7 +92,7 @@ impl RoundReport {
     pub fn add(&mut self, other: &Self) {
         self.states += other.states;
         self.flows += other.flows;
-        self.passing += other.passing;
+        self.passing.extend(other.passing.iter().cloned());
         self.seconds += other.seconds;
         self.coverage.add(&other.coverage);
         for (name, count) in &other.deliberate {
@@ -116,8 +117,8 @@ impl fmt::Display for RoundReport {
         if !self.deliberate.is_empty() {
             write!(f, "; deliberate: {}", count(&self.deliberate))?;
         }
-        if self.passing > 0 {
-            write!(f, "; {} gone at a second look", self.passing)?;
+        if !self.passing.is_empty() {
+            write!(f, "; {} gone at a second look", self.passing.len())?;
         }
         write!(f, "; {:.1} s: ", self.seconds)?;
         if self.differences.is_empty() {

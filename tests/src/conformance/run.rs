@@ -147,7 +147,7 @@ fn states(pair: &mut Pair, round: &Round, report: &mut RoundReport, say: &dyn Fn
                 } else if flow_differs_again(pair, round, index, &difference)? {
                     report.differences.push(describe_flow(pair, round, index, &difference));
                 } else {
-                    report.passing += 1;
+                    report.passing.push(format!("{difference:?}"));
                 }
             }
         }
@@ -157,7 +157,7 @@ fn states(pair: &mut Pair, round: &Round, report: &mut RoundReport, say: &dyn Fn
         report.states += 1;
         for one in &judged {
             report.coverage.count(one.probe, &one.seen[Side::Reference.index()]);
-            report.passing += usize::from(one.differed > 0 && one.judgement == Judgement::Same);
+            report.passing.extend(one.first.clone().filter(|_| !one.is_different()));
             match &one.judgement {
                 Judgement::Deliberate(name) => *report.deliberate.entry((*name).into()).or_default() += 1,
                 Judgement::Different(_) => {
