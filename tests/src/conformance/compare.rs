@@ -38,7 +38,7 @@ impl Care {
     /// For one that must find something.
     pub const QUICK: Care = Care {
         silence: Duration::from_millis(300),
-        patience: Duration::from_millis(450),
+        patience: Duration::from_millis(300),
         looks: 2,
         one_is_enough: true,
         same_proxy: false,

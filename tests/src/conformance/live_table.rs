@@ -4,6 +4,7 @@
 use crate::netns::Netns;
 use anyhow::{Context, Result};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// A table in a kernel.
@@ -99,6 +100,7 @@ impl LiveTable {
     #[must_use]
     pub fn essence(&self) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
+        let mut places: BTreeMap<String, usize> = BTreeMap::new();
         for object in &self.objects {
             let Some((kind, value)) = object.as_object().and_then(|o| o.iter().next()) else { continue };
             let mut value = value.clone();
@@ -111,8 +113,9 @@ impl LiveTable {
                     lines.extend(elements.iter().map(|e| format!("{kind} {name} {e}")));
                 }
             }
-            // Rules of a chain keep their order in the sorted lines only by their number in it.
-            let place = lines.iter().filter(|l| l.starts_with(&format!("{kind} {} #", value["chain"]))).count();
+            // The place of a rule in its chain stays visible in the sorted lines.
+            let place = places.entry(format!("{kind} {}", value["chain"])).or_default();
+            *place += 1;
             lines.push(format!("{kind} {} #{place} {value}", value["chain"]));
         }
         lines.sort_unstable();

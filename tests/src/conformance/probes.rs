@@ -146,6 +146,9 @@ impl Draw<'_> {
                 Target { proto: Proto::Sctp, to: SocketAddr::new(places::cluster_ip(family, services[7].number), 80) };
             self.add(Position::Pod, sctp, chance);
             self.add(Position::Pod, tcp(places::cluster_ip(family, services[8].number), 80), chance);
+            for position in [Position::Outside, Position::Pod] {
+                self.add(position, tcp(places::vip(family, services[14].number), 8080), chance);
+            }
             for rival in services.iter().filter(|s| s.pinned) {
                 for ip in rival.external_ips.iter().filter(|ip| IpFamily::of(**ip) == family) {
                     self.add(Position::RemoteNode, tcp(*ip, rival.ports[0].port), chance);

@@ -256,6 +256,7 @@ fn cast(cluster: &mut Cluster, chance: &mut Chance) {
     put(Wish::plain(Kind::Headless, Shape::Mixed), &web, &|_| {});
     put(Wish::plain(Kind::ExternalName, Shape::Nobody), &[], &|_| {});
     put(Wish::plain(Kind::ClusterIp, Shape::Mixed), &web, &|s| s.other_proxy = true);
+    put(Wish::plain(Kind::LoadBalancer, Shape::Mixed), &[tcp("", 8080, 8443)], &|s| s.external_local = true);
 }
 
 /// The pod from which endpoints send is an endpoint of it.

@@ -107,7 +107,8 @@ impl Lab {
                 let probes: Vec<&Probe> = state.probes.iter().collect();
                 let before = compare(&pair.worlds, round, state, &probes, Care::FULL);
                 if let Some(judged) = before.iter().find(|j| j.is_different()) {
-                    let difference = describe(&mut pair, round, index, judged);
+                    let dump = Some(dump(&mut pair, round, index));
+                    let difference = Difference { dump, ..describe(round, index, judged) };
                     bail!("the nodes differ before anything is broken:\n{difference}");
                 }
                 await_whole(&pair, begun)?;
@@ -145,7 +146,8 @@ fn states(pair: &mut Pair, round: &Round, report: &mut RoundReport, say: &dyn Fn
                 if is_thorough_clean_up(&difference, &state.objects, &pair.worlds) {
                     *report.deliberate.entry("thorough-udp-clean-up".into()).or_default() += 1;
                 } else if flow_differs_again(pair, round, index, &difference)? {
-                    report.differences.push(describe_flow(pair, round, index, &difference));
+                    let dump = Some(dump(pair, round, index));
+                    report.differences.push(Difference { dump, ..describe_flow(round, index, &difference) });
                 } else {
                     report.passing.push(format!("{difference:?}"));
                 }
@@ -161,8 +163,8 @@ fn states(pair: &mut Pair, round: &Round, report: &mut RoundReport, say: &dyn Fn
             match &one.judgement {
                 Judgement::Deliberate(name) => *report.deliberate.entry((*name).into()).or_default() += 1,
                 Judgement::Different(_) => {
-                    let difference = describe(pair, round, index, one);
-                    report.differences.push(difference);
+                    let dump = Some(dump(pair, round, index));
+                    report.differences.push(Difference { dump, ..describe(round, index, one) });
                 }
                 _ => {}
             }
@@ -239,7 +241,7 @@ fn restored(pair: &mut Pair, round: &Round, index: usize, flows: &Flows) -> Resu
     signal(pair, Signal::SIGCONT)?;
     let kept = |d: &&FlowDifference| !d.fates[0].contains(&FlowFate::Same) && d.fates[1] == [FlowFate::Same].into();
     let first = compared.differences.iter().find(kept).filter(|_| restored > 0);
-    Ok(first.map(|difference| describe_flow(pair, round, index, difference)))
+    Ok(first.map(|difference| describe_flow(round, index, difference)))
 }
 
 fn signal(pair: &mut Pair, signal: Signal) -> Result<()> {
@@ -266,7 +268,7 @@ fn broken(pair: &mut Pair, round: &Round, index: usize, mutation: &Mutation) -> 
     let node = &pair.worlds[Side::Subject.index()].node;
     let applied = node.output(&["nft", "-f", path]);
     let judged = if applied.is_ok() { compare(&pair.worlds, round, state, &probes, Care::QUICK) } else { Vec::new() };
-    let difference = judged.iter().find(|j| j.is_different()).map(|judged| describe(pair, round, index, judged));
+    let difference = judged.iter().find(|j| j.is_different()).map(|judged| describe(round, index, judged));
     signal(pair, Signal::SIGCONT)?;
     applied.with_context(|| format!("{}:\n{commands}", mutation.name))?;
     let before = whole.map(|table| table.essence());
@@ -295,7 +297,7 @@ fn repeat(round: &Round) -> String {
     format!("cargo xtask conformance --seed {} --round {}", round.seed, round.number)
 }
 
-fn describe(pair: &mut Pair, round: &Round, index: usize, judged: &Judged) -> Difference {
+fn describe(round: &Round, index: usize, judged: &Judged) -> Difference {
     let probe = judged.probe;
     let what = match &judged.judgement {
         Judgement::Different(text) => text.clone(),
@@ -309,12 +311,12 @@ fn describe(pair: &mut Pair, round: &Round, index: usize, judged: &Judged) -> Di
         subject: vec![judged.seen[1].to_string()],
         expected: probe.expected.to_string(),
         objects: owners(&round.states[index].objects, probe.to),
-        dump: Some(dump(pair, round, index)),
+        dump: None,
         repeat: repeat(round),
     }
 }
 
-fn describe_flow(pair: &mut Pair, round: &Round, index: usize, difference: &FlowDifference) -> Difference {
+fn describe_flow(round: &Round, index: usize, difference: &FlowDifference) -> Difference {
     let place = &difference.place;
     let fates = |side: Side| {
         let all = difference.fates[side.index()].iter();
@@ -335,7 +337,7 @@ fn describe_flow(pair: &mut Pair, round: &Round, index: usize, difference: &Flow
             owners(&round.states[index - 1].objects, place.to),
             owners(&round.states[index].objects, place.to)
         ),
-        dump: Some(dump(pair, round, index)),
+        dump: None,
         repeat: repeat(round),
     }
 }
