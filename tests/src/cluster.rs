@@ -96,6 +96,11 @@ impl<'a> Cluster<'a> {
     }
 }
 
+/// kube-proxy v1.37.2, `NewProxyServer`: it may be told of its Node before it has a `NodeManager`, and ends with this in its trace.
+const NODE_RACE: &str = "(*NodeManager).OnNodeChange(0x0";
+/// It is a matter of microseconds, so it does not happen often.
+const RESTARTS_MAX: u32 = 3;
+
 /// How many endpoints a slice has.
 fn endpoints(slice: &Value) -> usize {
     slice["endpoints"].as_array().map_or(0, Vec::len)
@@ -190,8 +195,18 @@ impl<'a> Proxy<'a> {
     /// # Errors
     /// It does not get there, or the program ended.
     pub fn settled(&mut self, node: &Netns, cluster: &Cluster) -> Result<()> {
-        let process = self.process.as_mut().context("not started")?;
-        await_sentinel(node, self.program.name(), &sentinel(cluster.step).1, process)
+        for restart in 0.. {
+            let process = self.process.as_mut().context("not started")?;
+            let Err(error) = await_sentinel(node, self.program.name(), &sentinel(cluster.step).1, process) else {
+                return Ok(());
+            };
+            if restart == RESTARTS_MAX || process.running() || !error.to_string().contains(NODE_RACE) {
+                return Err(error);
+            }
+            println!("kube-proxy fell over its Node at its start; it is started again, as a kubelet would");
+            self.start(node)?;
+        }
+        unreachable!("the loop returns")
     }
 
     /// The last lines that the program wrote.
