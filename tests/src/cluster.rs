@@ -9,6 +9,8 @@ use crate::relay::Relay;
 use crate::world::NODE_NAME;
 use anyhow::{Context, Result};
 use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 /// Which program works at the API server.
@@ -21,6 +23,30 @@ pub enum Program {
 }
 
 impl Program {
+    /// The program on `node`, with what either needs in every test. Tandem keeps its state in `run`.
+    ///
+    /// # Errors
+    /// Tandem is not built.
+    pub fn command(self, binaries: &Binaries, node: &Netns, kubeconfig: &Path, run: &Path) -> Result<Command> {
+        let mut command = match self {
+            Program::KubeProxy => node.command(&binaries.kube_proxy),
+            Program::Tandem => node.command(tandem_binary()?),
+        };
+        command.arg(format!("--kubeconfig={}", kubeconfig.display())).arg(format!("--hostname-override={NODE_NAME}"));
+        match self {
+            Program::KubeProxy => command.args([
+                "--proxy-mode=nftables",
+                // Only the initial network namespace may set these.
+                "--conntrack-max-per-core=0",
+                "--conntrack-min=0",
+                "--conntrack-tcp-timeout-established=0",
+                "--conntrack-tcp-timeout-close-wait=0",
+            ]),
+            Program::Tandem => command.arg(format!("--run-dir={}", run.display())),
+        };
+        Ok(command)
+    }
+
     /// Name of the program, which is also that of its nftables tables.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -155,25 +181,12 @@ impl<'a> Proxy<'a> {
     /// It cannot be started.
     pub fn start(&mut self, node: &Netns) -> Result<()> {
         let kubeconfig = self.api.kubeconfig(User::Proxy)?;
-        let mut command = match self.program {
-            Program::KubeProxy => node.command(&self.binaries.kube_proxy),
-            Program::Tandem => node.command(tandem_binary()?),
-        };
-        command.arg(format!("--kubeconfig={}", kubeconfig.display())).arg(format!("--hostname-override={NODE_NAME}"));
+        let mut command = self.program.command(self.binaries, node, &kubeconfig, &self.dir.path().join("run"))?;
         // By the name that kube-proxy has for it; Tandem takes it, too.
         command.arg("--iptables-min-sync-period=10ms");
-        match self.program {
-            Program::KubeProxy => command.args([
-                "--proxy-mode=nftables",
-                // Only the initial network namespace may set these.
-                "--conntrack-max-per-core=0",
-                "--conntrack-min=0",
-                "--conntrack-tcp-timeout-established=0",
-                "--conntrack-tcp-timeout-close-wait=0",
-                "-v=2",
-            ]),
-            Program::Tandem => command.arg(format!("--run-dir={}", self.dir.path().join("run").display())),
-        };
+        if self.program == Program::KubeProxy {
+            command.arg("-v=2");
+        }
         command.args(&self.flags);
         self.process = Some(Process::start(self.program.name(), command, &self.dir.path().join("log"))?);
         Ok(())

@@ -17,3 +17,17 @@ pub mod scenario;
 pub mod server;
 pub mod traffic;
 pub mod world;
+
+/// Makes this process remove its namespaces and data when a signal ends it, since destructors do not run then. For programs.
+///
+/// # Errors
+/// There is a handler already.
+pub fn clean_up_when_interrupted() -> anyhow::Result<()> {
+    ctrlc::set_handler(|| {
+        eprintln!("\ninterrupted: removing what was made");
+        netns::remove_own();
+        apiserver::remove_own_data();
+        std::process::exit(130);
+    })?;
+    Ok(())
+}

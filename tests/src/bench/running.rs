@@ -3,10 +3,8 @@
 use super::lane::{CLUSTER_CIDR, Lane};
 use super::proc;
 use crate::cluster::Program;
-use crate::engine::tandem_binary;
 use crate::envtest::Binaries;
 use crate::process::Process;
-use crate::world::NODE_NAME;
 use anyhow::{Context, Result, bail};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -33,23 +31,8 @@ impl Running {
     /// # Errors
     /// It cannot be started.
     pub fn start(program: Program, binaries: &Binaries, lane: &Lane, kubeconfig: &Path, dir: &Path) -> Result<Self> {
-        let mut command = match program {
-            Program::KubeProxy => lane.node.command(&binaries.kube_proxy),
-            Program::Tandem => lane.node.command(tandem_binary()?),
-        };
-        command.arg(format!("--kubeconfig={}", kubeconfig.display())).arg(format!("--hostname-override={NODE_NAME}"));
+        let mut command = program.command(binaries, &lane.node, kubeconfig, &dir.join("run"))?;
         command.arg(format!("--cluster-cidr={CLUSTER_CIDR}"));
-        match program {
-            Program::KubeProxy => command.args([
-                "--proxy-mode=nftables",
-                // Only the initial network namespace may set these.
-                "--conntrack-max-per-core=0",
-                "--conntrack-min=0",
-                "--conntrack-tcp-timeout-established=0",
-                "--conntrack-tcp-timeout-close-wait=0",
-            ]),
-            Program::Tandem => command.arg(format!("--run-dir={}", dir.join("run").display())),
-        };
         let started = Instant::now();
         let process = Process::start(program.name(), command, &dir.join("log"))?;
         let children = Children::watch(process.pid());

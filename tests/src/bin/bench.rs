@@ -1,6 +1,6 @@
 //! Benchmarks of Tandem beside the real kube-proxy; `cargo xtask bench` builds and starts it.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use proxy_tests::bench::table::Format;
 use proxy_tests::bench::{churn, connect, scale, sync};
@@ -181,14 +181,7 @@ impl Scale {
 }
 
 fn main() -> Result<()> {
-    // Destructors do not run when a signal ends the program.
-    ctrlc::set_handler(|| {
-        eprintln!("\ninterrupted: removing what was made");
-        proxy_tests::netns::remove_own();
-        proxy_tests::apiserver::remove_own_data();
-        std::process::exit(130);
-    })
-    .context("interrupts cannot be handled")?;
+    proxy_tests::clean_up_when_interrupted()?;
     match Options::parse().command {
         Command::Sync(options) => options.run(),
         Command::Connect(options) => options.run(),

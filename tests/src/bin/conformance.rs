@@ -73,13 +73,7 @@ fn run(options: &Options) -> Result<bool> {
     if let Some(why) = proxy_tests::netns::missing() {
         bail!("{why}");
     }
-    ctrlc::set_handler(|| {
-        eprintln!("\ninterrupted: removing what was made");
-        proxy_tests::netns::remove_own();
-        proxy_tests::apiserver::remove_own_data();
-        std::process::exit(130);
-    })
-    .context("interrupts cannot be handled")?;
+    proxy_tests::clean_up_when_interrupted()?;
     let seed = match options.seed {
         Some(seed) => seed,
         // Small enough to be typed again.

@@ -158,7 +158,7 @@ pub const ALL: &[Mutation] = &[
         shows: Shows::Any,
         breaks: Breaks::Rules(|table, _| {
             let slots = table.map("slots");
-            let firsts: Vec<&LiveElement> = slots.iter().filter(|e| e.key.last().is_some_and(|n| n == "0")).collect();
+            let firsts: Vec<&LiveElement> = first_slots(&slots).collect();
             let other = |e: &LiveElement| firsts.iter().find(|o| !own(&slots, e).contains(&o.data.as_str()));
             firsts.iter().filter_map(|e| Some(table.point("slots", e, Some(&other(e)?.data)))).collect()
         }),
@@ -169,8 +169,7 @@ pub const ALL: &[Mutation] = &[
         shows: Shows::Any,
         breaks: Breaks::Rules(|table, _| {
             let slots = table.map("slots");
-            let firsts = slots.iter().filter(|e| e.key.last().is_some_and(|n| n == "0"));
-            firsts
+            first_slots(&slots)
                 .filter_map(|e| {
                     let another = own(&slots, e).into_iter().find(|data| *data != e.data)?;
                     Some(table.point("slots", e, Some(another)))
@@ -184,8 +183,7 @@ pub const ALL: &[Mutation] = &[
         shows: Shows::Any,
         breaks: Breaks::Rules(|table, _| {
             let slots = table.map("slots");
-            let firsts = slots.iter().filter(|e| e.key.last().is_some_and(|n| n == "0"));
-            firsts.map(|e| table.point("slots", e, None)).collect()
+            first_slots(&slots).map(|e| table.point("slots", e, None)).collect()
         }),
     },
     Mutation {
@@ -292,6 +290,11 @@ fn non_empty_set(table: &LiveTable, set: &str) -> Vec<String> {
 
 fn non_empty_map(table: &LiveTable, map: &str) -> Vec<String> {
     if table.map(map).is_empty() { Vec::new() } else { vec![table.flush_map(map)] }
+}
+
+/// The first slot of each list.
+fn first_slots(slots: &[LiveElement]) -> impl Iterator<Item = &LiveElement> {
+    slots.iter().filter(|e| e.key.last().is_some_and(|n| n == "0"))
 }
 
 /// What the slots of the list to which `element` belongs lead to.
